@@ -1,0 +1,319 @@
+"""The `hyprank` command: checks data and installation, and runs lm-eval with the plugin loaded."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lm_eval_hyprank.datasets.facts import LONGER, Facts, describe
+from lm_eval_hyprank.datasets.researchbench import locate
+from lm_eval_hyprank.datasets.validation import DatasetError, Finding, check_folder, printable
+
+_TASK = "researchbench_energy"
+_PACKAGES = ("lm_eval_hyprank", "lm_eval", "torch", "transformers", "datasets", "huggingface_hub")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: The arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 0 all is well, 1 something was found, 2 the command could not be done.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character must not end the command.
+            stream.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if arguments[:1] == ["run"]:  # all that follows is lm-eval's
+            return _run(arguments[1:])
+        options = _parser().parse_args(arguments)
+        if options.command == "validate":
+            return _validate(options.folder, options.revision)
+        return _doctor()
+    except DatasetError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hyprank", description="Hypothesis ranking for lm-evaluation-harness."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    validate = commands.add_parser(
+        "validate",
+        help="check a ResearchBench folder and describe its data",
+        description="Checks a ResearchBench folder and describes its data. "
+        "Exit code 1: something is wrong with the data; 2: there is no data.",
+    )
+    validate.add_argument(
+        "folder",
+        nargs="?",
+        metavar="DIR",
+        help="folder with ranking/ranking.jsonl and papers/papers.jsonl (default: the hub's copy)",
+    )
+    validate.add_argument("--revision", help="branch, tag or commit of the hub's copy")
+    commands.add_parser(
+        "doctor",
+        help="say what is installed and whether lm-eval finds the tasks",
+        description="Says what is installed and whether lm-eval finds the tasks. "
+        "Exit code 1: it does not.",
+    )
+    commands.add_parser(
+        "run",
+        help="`lm_eval run` with the plugin loaded and the data checked before the model",
+        add_help=False,
+    )
+    return parser
+
+
+def _console() -> Console:
+    # Data and paths are shown as they are: no markup, no emoji codes, no colouring of numbers.
+    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+
+
+def _line(console: Console, text: str) -> None:
+    """Prints a text on one line, however long: paths stay whole for copying."""
+    console.print(printable(text), soft_wrap=True)
+
+
+# --- hyprank validate -----------------------------------------------------------------------
+
+
+def _validate(folder: str | None, revision: str | None) -> int:
+    if folder is not None and revision is not None:
+        raise DatasetError("--revision is for the hub's copy; leave it out, or leave out DIR")
+    path = locate(None, revision) if folder is None else Path(folder).expanduser()
+    papers, findings = check_folder(path)
+    console = _console()
+    _line(console, f"Data: {path}")
+    if findings:
+        _print_findings(console, findings)
+        _line(console, f"{len(findings)} problem(s) found, {len(papers)} papers are without one.")
+    else:
+        _line(console, f"No problems found in {len(papers)} papers.")
+    if papers:
+        _print_facts(console, describe(papers))
+    return 1 if findings else 0
+
+
+def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    for file in dict.fromkeys(finding.file for finding in findings):
+        table = _table(printable(file))
+        table.add_column("row", justify="right", no_wrap=True)
+        table.add_column("sample_id and field", ratio=2, overflow="fold")
+        table.add_column("problem and remedy", ratio=3, overflow="fold")
+        for finding in (one for one in findings if one.file == file):
+            place = [printable(word) for word in (finding.sample_id, finding.field) if word]
+            table.add_row(
+                str(finding.row or ""),
+                "\n".join(place),
+                f"{printable(finding.problem)}.\n{printable(finding.remedy)}.",
+            )
+        console.print(table)
+        _line(console, "")
+
+
+def _print_facts(console: Console, facts: Facts) -> None:
+    disciplines = _table("Papers per discipline")
+    disciplines.add_column("discipline")
+    disciplines.add_column("papers", justify="right")
+    for name, count in facts.by_discipline.items():
+        disciplines.add_row(name, str(count))
+    console.print(disciplines)
+    _line(console, "")
+
+    chance = f"by chance {1 / 16:.2%}"
+    rows = [
+        ("usable papers (rows)", f"{facts.papers}"),
+        ("distinct DOIs", f"{facts.dois}"),
+        ("rows that share their DOI with another row", f"{facts.sharing_doi}"),
+        ("rows without a DOI", f"{facts.without_doi}"),
+        ("characters of a negative / of its gold, median", f"{facts.length_ratio:.2f}"),
+        (f"negatives more than {LONGER} times as long as the gold", f"{facts.longer:.2%}"),
+        (f"gold is the shortest of the 16 ({chance})", f"{facts.gold_shortest:.2%}"),
+        (f"gold is the longest of the 16 ({chance})", f"{facts.gold_longest:.2%}"),
+        ('golds that say "the paper", "the authors", "the study"', f"{facts.self_reference:.2%}"),
+    ]
+    about = _table("What to know of the data")
+    about.add_column("fact")
+    about.add_column("value", justify="right")
+    for label, value in rows:
+        about.add_row(label, value)
+    console.print(about)
+    _line(console, "")
+    _line(console, "Rows that share a DOI are not independent papers. Where the gold is often the")
+    _line(console, "shortest, length alone ranks well: compare every score with row `shortest`.")
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+
+
+# --- hyprank doctor -------------------------------------------------------------------------
+
+
+def _doctor() -> int:
+    console = _console()
+    _line(console, f"Python           {platform.python_version()}")
+    for package in _PACKAGES:
+        _line(console, f"{package:<16} {_version(package)}")
+    import lm_eval
+
+    import lm_eval_hyprank
+
+    above_package = Path(lm_eval_hyprank.__path__[0]).parent
+    if lm_eval.__file__ is None:
+        # An editable lm-eval installed through an import hook loses against the folder that this
+        # package's wheel made: Python takes `lm_eval/tasks/hyprank` for a package of that name.
+        _line(console, "")
+        _line(console, f"NOT WELL: {next(iter(lm_eval.__path__))} hides the real lm_eval.")
+        _line(console, "It holds only this package's tasks. Install your clone of lm-eval again:")
+        _line(console, "    pip install -e CLONE --config-settings editable_mode=compat")
+        return 1
+    tasks = Path(lm_eval.__file__).parent / "tasks" / "hyprank"
+    _line(console, f"lm_eval is in    {Path(lm_eval.__file__).parent}")
+    _line(console, f"its task folder  {tasks} ({'exists' if tasks.is_dir() else 'does not exist'})")
+    if _finds_task(None):
+        _line(console, "")
+        _line(console, f"All is well: `lm_eval --tasks {_TASK}` works.")
+        return 0
+    _line(console, "")
+    _line(console, f"NOT WELL: lm_eval does not find {_TASK}.")
+    for folder in (above_package / "task_configs", above_package / "lm_eval" / "tasks" / "hyprank"):
+        if folder.is_dir() and _finds_task(folder):
+            _line(console, "Either install this package beside lm_eval (pip install), or add:")
+            _line(console, f"    --include_path {folder}")
+            return 1
+    _line(console, "The task files are not here either: install this package again.")
+    return 1
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _finds_task(folder: Path | None) -> bool:
+    """Says whether lm-eval finds the task by itself, or in the folder alone."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=folder, include_defaults=folder is None)
+    return _TASK in manager.all_tasks
+
+
+# --- hyprank run ----------------------------------------------------------------------------
+
+
+def _run(arguments: list[str]) -> int:
+    """Does what `lm_eval run` does, with the plugin known and our data checked at its start."""
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
+
+    import lm_eval_hyprank.tasks  # noqa: F401  (registers the models, filters and metrics)
+
+    setup_logging()
+    with _process_arguments(["lm_eval", "run", *arguments]):
+        harness = HarnessCLI()
+        options = harness.parse_args()
+        _check_data(options)
+        harness.execute(options)
+    return 0
+
+
+@contextlib.contextmanager
+def _process_arguments(arguments: list[str]) -> Iterator[None]:
+    """Lets lm-eval, which reads nothing else, find the arguments in `sys.argv`."""
+    before = sys.argv
+    sys.argv = arguments
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _check_data(options: argparse.Namespace) -> None:
+    """Loads the data of the requested tasks that are ours, so that an error comes at once.
+
+    Raises:
+        DatasetError: The data cannot be used.
+    """
+    import lm_eval
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+    from lm_eval.tasks import TaskManager
+
+    with _silence():  # lm-eval says all of it again in a moment
+        config = EvaluatorConfig.from_cli(copy.deepcopy(options))
+        # Not lm-eval's own thousands of tasks: indexing them takes seconds.
+        folders = [Path(lm_eval.__file__).parent / "tasks" / "hyprank"]
+        if config.include_path:
+            folders.append(Path(config.include_path))
+        manager = TaskManager(
+            include_path=folders, include_defaults=False, metadata=config.metadata
+        )
+        names = config.tasks.split(",") if isinstance(config.tasks, str) else config.tasks
+        ours = _our_tasks(manager.match_tasks(names), manager.task_index)
+        manager.load(sorted(ours))
+
+
+def _our_tasks(names: Iterable[Any], index: dict[str, Any]) -> set[str]:
+    """Returns the tasks with our data among the names and within the named groups and tags.
+
+    Args:
+        names: Task, group or tag names, or a group's members as its YAML gives them.
+        index: lm-eval's index, name to entry.
+    """
+    from lm_eval.tasks._index import Kind
+
+    ours: set[str] = set()
+    for name in names:
+        if isinstance(name, dict):
+            members = name.get("task", name.get("group"))
+            ours |= _our_tasks(members if isinstance(members, list) else [members], index)
+        elif (entry := index.get(name)) is None:
+            continue
+        elif entry.kind is Kind.GROUP:
+            ours |= _our_tasks(entry.cfg["task"], index)
+        elif entry.kind is Kind.TAG:
+            ours |= _our_tasks(entry.tags, index)
+        # An unresolved function is the YAML's folder and the dotted name, joined as a path.
+        elif Path(str(entry.cfg.get("custom_dataset"))).name.startswith("lm_eval_hyprank."):
+            ours.add(name)
+    return ours
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps lm-eval from logging and printing."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stdout(null):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

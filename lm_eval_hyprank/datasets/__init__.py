@@ -1,0 +1,1 @@
+"""The data sets that the tasks rank: loading, checking, prompts."""

@@ -1,0 +1,302 @@
+"""ResearchBench as documents for lm-eval: one paper, its prompt and its 16 candidates in a row.
+
+The data comes from a local folder or from the gated hub data set. It is checked as a whole before
+a document is made (`lm_eval_hyprank.datasets.validation`), so bad data stops a run at its start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import datasets
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from lm_eval_hyprank.datasets.validation import (
+    PAPERS_FILE,
+    RANKING_FILE,
+    DatasetError,
+    Paper,
+    check_folder,
+    findings_error,
+    layout_findings,
+)
+
+_logger = logging.getLogger(__name__)
+
+REPOSITORY = "ankilok/ResearchBench"
+
+# How long the hub may take to answer before the copy in the cache is looked for. A dead network
+# must show within ten seconds, and imports take their share of them.
+ANSWER_SECONDS = 6.0
+
+# Prompt layout -> what stands between a label and its value, and before the candidate.
+LAYOUTS = {"inline": " ", "block": "\n"}
+
+FEATURES = datasets.Features(
+    {
+        "paper_id": datasets.Value("string"),
+        "discipline": datasets.Value("string"),
+        "doi": datasets.Value("string"),
+        "title": datasets.Value("string"),
+        "context": datasets.Value("string"),
+        "separator": datasets.Value("string"),
+        "candidates": datasets.Sequence(datasets.Value("string")),
+        "candidate_ids": datasets.Sequence(datasets.Value("string")),
+        "gold": datasets.Value("int64"),
+    }
+)
+
+
+def load(
+    dataset_path: str | os.PathLike[str] | None = None,
+    dataset_revision: str | None = None,
+    discipline: str | None = None,
+    layout: str = "inline",
+    skip_invalid: bool | str = False,
+) -> datasets.DatasetDict:
+    """Loads the papers as documents.
+
+    Args:
+        dataset_path: A local folder in the data set's layout; None takes the hub's copy.
+        dataset_revision: The hub's branch, tag or commit; not looked at with `dataset_path`.
+        discipline: Takes the papers of this discipline only.
+        layout: The prompt's layout, "inline" or "block".
+        skip_invalid: Leaves out the papers with findings instead of refusing the data.
+
+    Returns:
+        The split "test" with the columns of `FEATURES`: `context` is the whole prompt up to and
+        including "Hypothesis:", `separator` stands between it and each of the 16 `candidates`,
+        `candidate_ids` names these, and `gold` is the index of the paper's own hypothesis.
+
+    Raises:
+        DatasetError: The data is missing or faulty, or an argument is none of the possible ones.
+    """
+    if layout not in LAYOUTS:
+        raise DatasetError(f"layout is {layout!r}; use one of: {', '.join(LAYOUTS)}")
+    skip = _flag(skip_invalid)
+    papers = _usable_papers(locate(dataset_path, dataset_revision), skip)
+    if discipline is not None:
+        present = sorted({paper.discipline for paper in papers})
+        papers = tuple(paper for paper in papers if paper.discipline == discipline)
+        if not papers:
+            names = ", ".join(present)
+            raise DatasetError(f"There is no paper of discipline {discipline!r}; present: {names}")
+    documents = [document(paper, layout) for paper in papers]
+    split = datasets.Dataset.from_list(documents, features=FEATURES)
+    return datasets.DatasetDict({"test": split})
+
+
+def locate(
+    dataset_path: str | os.PathLike[str] | None, dataset_revision: str | None = None
+) -> Path:
+    """Returns the absolute path of the folder that holds the data.
+
+    Args:
+        dataset_path: A local folder, taken as it is; None fetches from the hub or its cache.
+        dataset_revision: The hub's branch, tag or commit (its main branch by default).
+
+    Raises:
+        DatasetError: There is no such folder or it lacks a file; or the hub does not give the
+            data and no copy is cached. The message says what to do.
+    """
+    if dataset_path is None:
+        if not isinstance(dataset_revision, str | None):
+            # key=value metadata turns what looks like a number into one.
+            raise DatasetError(
+                f"dataset_revision is {dataset_revision!r}, not text; give it as JSON: "
+                """--metadata '{"dataset_revision": "REVISION"}'"""
+            )
+        return _from_hub(dataset_revision)
+    if not isinstance(dataset_path, str | os.PathLike) or not str(dataset_path).strip():
+        raise DatasetError(
+            f"dataset_path is {dataset_path!r}, not the path of a folder; give it as JSON: "
+            """--metadata '{"dataset_path": "DIR"}'"""
+        )
+    folder = Path(dataset_path).expanduser().resolve()
+    if findings := layout_findings(folder):
+        raise findings_error(folder, findings)
+    return folder
+
+
+def document(paper: Paper, layout: str) -> dict[str, Any]:
+    """Returns the paper as a document with the columns of `FEATURES`."""
+    gap = LAYOUTS[layout]
+    # No template engine: the texts hold braces of their own.
+    context = f"Background:{gap}{paper.survey}\nResearch Question:{gap}{paper.question}\n"
+    context += "Hypothesis:"
+    labels = ["gold"]
+    labels += [f"fake_{number}" for number in range(1, len(paper.fakes) + 1)]
+    labels += [f"model_{number}" for number in range(1, len(paper.models) + 1)]
+    texts = [paper.gold, *paper.fakes, *paper.models]
+    order = shuffled(paper.sample_id, len(texts))
+    return {
+        "paper_id": paper.sample_id,
+        "discipline": paper.discipline,
+        "doi": paper.doi,
+        "title": paper.title,
+        "context": context,
+        "separator": gap,
+        "candidates": [texts[index] for index in order],
+        "candidate_ids": [labels[index] for index in order],
+        "gold": order.index(0),
+    }
+
+
+def shuffled(sample_id: str, size: int) -> list[int]:
+    """Returns the numbers below `size` in an order that the sample_id alone decides.
+
+    It is the same in every process, on every Python version and in every choice of papers.
+    """
+    seed = int.from_bytes(hashlib.sha256(sample_id.encode("utf-8")).digest(), "big")
+    # `random()` is the one method whose sequence Python promises to keep; `shuffle` is not.
+    generator = random.Random(seed)
+    keys = [generator.random() for _ in range(size)]
+    return sorted(range(size), key=keys.__getitem__)
+
+
+def _flag(value: bool | str) -> bool:
+    """Returns the truth value of a flag given as JSON or as key=value."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise DatasetError(f"skip_invalid is {value!r}; use true or false")
+
+
+@lru_cache(maxsize=8)
+def _usable_papers(folder: Path, skip_invalid: bool) -> tuple[Paper, ...]:
+    """Returns the papers of a checked folder; read once for all tasks of a process.
+
+    Raises:
+        DatasetError: There are findings and they may not be skipped, or no paper is left. (An
+            error is not remembered: data that was repaired is read anew.)
+    """
+    papers, findings = check_folder(folder)
+    if findings and not (skip_invalid and papers):
+        raise findings_error(folder, findings)
+    if findings:
+        named = sorted({finding.sample_id for finding in findings if finding.sample_id})
+        unnamed = Counter((f.file, f.row) for f in findings if not f.sample_id)
+        _logger.warning(
+            "skip_invalid: %d paper(s) of %s left out (%s), and %d row(s) without a readable "
+            "sample_id; %d papers are used",
+            len(named),
+            folder,
+            ", ".join(named) or "none",
+            len(unnamed),
+            len(papers),
+        )
+    return tuple(papers)
+
+
+@lru_cache(maxsize=8)
+def _from_hub(revision: str | None) -> Path:
+    """Returns the hub's snapshot folder, from the cache where the hub does not answer."""
+    try:
+        _ask_hub(revision)
+        problem = None
+    except Exception as error:  # whatever the network libraries raise
+        problem = error
+    try:
+        folder = _download(revision, local_files_only=problem is not None)
+    except Exception as error:
+        if problem is None or not isinstance(error, LocalEntryNotFoundError):
+            problem = error
+        raise DatasetError(_hub_message(problem, revision)) from problem
+    if problem is not None and not isinstance(problem, OfflineModeIsEnabled):
+        _logger.warning("The hub gives no data (%s); the cached copy %s is used", problem, folder)
+    return folder
+
+
+def _ask_hub(revision: str | None) -> None:
+    """Asks the hub for the data once, without retries; raises what stands in the way.
+
+    `hf_hub_download` alone would retry a dead network for minutes where nothing is cached, and
+    no timeout of it covers name resolution or a host with several unreachable addresses: hence
+    the thread.
+    """
+    if datasets.config.HF_HUB_OFFLINE:  # also set by HF_DATASETS_OFFLINE
+        raise OfflineModeIsEnabled("offline mode is on")
+    url = hf_hub_url(REPOSITORY, RANKING_FILE, repo_type="dataset", revision=revision)
+    answers: list[Exception | None] = []
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(url, timeout=ANSWER_SECONDS)
+        except Exception as error:
+            answers.append(error)
+        else:
+            answers.append(None)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    answer = answers[0] if answers else TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
+    if answer is not None:
+        raise answer
+
+
+def _download(revision: str | None, local_files_only: bool) -> Path:
+    """Returns the snapshot folder with both files in it, of one and the same commit."""
+    ranking = hf_hub_download(
+        REPOSITORY,
+        RANKING_FILE,
+        repo_type="dataset",
+        revision=revision,
+        local_files_only=local_files_only,
+    )
+    folder = Path(ranking).parents[1]
+    hf_hub_download(
+        REPOSITORY,
+        PAPERS_FILE,
+        repo_type="dataset",
+        revision=folder.name,  # the commit: the branch may have moved since
+        local_files_only=local_files_only,
+    )
+    return folder
+
+
+def _hub_message(error: Exception, revision: str | None) -> str:
+    """Returns what happened on the hub and what helps."""
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if isinstance(error, GatedRepoError):
+        reason = "it is gated, and you have not been granted access or are not logged in"
+    elif isinstance(error, RevisionNotFoundError):
+        reason = f"it has no revision {revision!r} (dataset_revision)"
+    elif isinstance(error, RepositoryNotFoundError) or status == 401:
+        reason = "the hub does not show it to you: you are not logged in, or the token is invalid"
+    elif isinstance(error, OfflineModeIsEnabled):
+        reason = (
+            "offline mode is on (HF_HUB_OFFLINE or HF_DATASETS_OFFLINE) and "
+            f"{constants.HF_HUB_CACHE} holds no copy of it"
+        )
+    elif isinstance(error, RemoteEntryNotFoundError):
+        reason = f"its revision {revision or 'main'!r} lacks {RANKING_FILE} or {PAPERS_FILE}"
+    else:
+        reason = f"the hub could not be reached ({type(error).__name__}: {error})"
+    page = f"https://huggingface.co/datasets/{REPOSITORY}"
+    return (
+        f"The data set {REPOSITORY} cannot be loaded from the Hugging Face hub: {reason}.\n"
+        "What helps:\n"
+        f"  - Request access on {page} (once, with a hub account).\n"
+        "  - Log in with `hf auth login`, or set HF_TOKEN to your access token.\n"
+        """  - Or use a copy on this machine: --metadata '{"dataset_path": "DIR"}' for lm_eval, """
+        f"`hyprank validate DIR` to check it; DIR holds {RANKING_FILE} and {PAPERS_FILE}."
+    )

@@ -1,0 +1,358 @@
+"""The hook: lm-eval's Hugging Face model with a loglikelihood that keeps its sums."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import has_bos_prefix
+from tqdm import tqdm
+
+from lm_eval_hyprank.energy import TokenScores
+from lm_eval_hyprank.prefix import Batching, Engine, Row
+from lm_eval_hyprank.scores import ContinuationScore
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+logger = logging.getLogger(__name__)
+
+
+@register_model("hf-energy")
+class EnergyHFLM(HFLM):
+    """`HFLM` whose `loglikelihood` returns a `ContinuationScore` for every request.
+
+    Takes the same arguments as lm-eval's ``hf`` and serves the same tasks. Decoder-only models
+    only. ``batch_size`` stays an upper limit of sequences; ``auto`` leaves the limit to the
+    device's memory.
+    """
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[ContinuationScore]:
+        """Scores each request's continuation given its context.
+
+        Args:
+            requests: Instances whose ``args`` are ``(context, continuation)``.
+            disable_tqdm: Whether to hide the progress bar.
+
+        Returns:
+            One `ContinuationScore` a request, in the order of the requests.
+        """
+        return score_requests(self, requests, disable_tqdm=disable_tqdm)
+
+
+def check_supported(lm: Any) -> None:
+    """Stops a run on a model that cannot give continuation scores, before anything is scored.
+
+    Raises:
+        TypeError: The model is not lm-eval's ``hf``, a subclass that replaces how it is called,
+            or not decoder-only.
+    """
+    remedy = (
+        "Use --model hf (or hf-energy), which reads the logits of a local Hugging Face model; for "
+        "a model behind an API, whose logits are not to be had, a task that prompts it."
+    )
+    if not isinstance(lm, HFLM):
+        raise TypeError(
+            f"the task ranks candidates by a model's own logits, which {type(lm).__name__} does "
+            f"not return. {remedy}"
+        )
+    if type(lm)._model_call is not HFLM._model_call:
+        raise TypeError(
+            f"{type(lm).__name__} replaces how lm-eval's hf calls its model, so continuation "
+            f"scores would not be its own. {remedy}"
+        )
+    if lm.backend != "causal":
+        raise TypeError(
+            "encoder-decoder models are not supported: the scores are defined on the tokens that "
+            f"follow the context in one decoder. {remedy}"
+        )
+
+
+def score_requests(
+    lm: HFLM, requests: Sequence[Instance], *, disable_tqdm: bool = False
+) -> list[ContinuationScore]:
+    """Scores requests on a loaded `HFLM`; what `EnergyHFLM.loglikelihood` does.
+
+    Tokens follow the method's boundary rule: the continuation is what stands at or beyond the
+    length of the tokenised context in the tokenised whole (see :func:`encode`). A context that
+    does not fit beside the longest of its continuations is cut on the left, the same for all of
+    them, the special tokens at its start kept. Finished contexts go to lm-eval's response cache
+    at once.
+
+    Args:
+        lm: A supported model, see :func:`check_supported`.
+        requests: Instances whose ``args`` are ``(context, continuation)``.
+        disable_tqdm: Whether to hide the progress bar.
+
+    Raises:
+        ValueError: A continuation is empty, or thinking is enabled.
+    """
+    if lm.enable_thinking:
+        raise ValueError("enable_thinking=True does not go with tasks that score a continuation")
+    pairs: dict[tuple[str, str], list[int]] = {}
+    for index, request in enumerate(requests):
+        context, continuation = request.args
+        if not continuation.strip():
+            doc = request.doc or {}
+            raise ValueError(
+                f"task {request.task_name}, item {doc.get('paper_id', request.doc_id)}: candidate "
+                f"{request.idx} is empty, so it has no tokens to score; remove or fill it"
+            )
+        pairs.setdefault((context, continuation), []).append(index)
+
+    keys = list(pairs)
+    encoded = encode(lm, keys)
+    rows, truncated = _fit(lm, encoded)
+    engine = _engine(lm, [row for row in rows if row is not None])
+    found: list[ContinuationScore | None] = [None] * len(requests)
+
+    def finish(key: tuple[str, str], score: ContinuationScore) -> None:
+        for index in pairs[key]:
+            found[index] = score
+        lm.cache_hook.add_partial("loglikelihood", key, score)
+
+    for key, row, whole in zip(keys, rows, encoded, strict=True):
+        if row is None:
+            finish(key, _unscored(key[1], len(whole.continuation)))
+    scored = [(index, row) for index, row in enumerate(rows) if row is not None]
+    with tqdm(
+        total=len(scored),
+        desc="Scoring candidates",
+        unit="candidate",
+        disable=disable_tqdm or lm.rank != 0,
+    ) as bar:
+        tokens = contexts = 0
+        for part in engine.score([row for _, row in scored]):
+            for place, scores in part:
+                index, _ = scored[place]
+                finish(keys[index], _score(keys[index][1], scores, truncated[index]))
+            done = {scored[place][1].prefix for place, _ in part}
+            contexts += len(done)
+            tokens += sum(map(len, done)) + sum(len(scores.raw) for _, scores in part)
+            rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+            bar.set_postfix_str(f"{contexts} contexts, {rate:.0f} tokens/s", refresh=False)
+            bar.update(len(part))
+    return [score for score in found if score is not None]
+
+
+def _score(continuation: str, scores: TokenScores, truncated: bool) -> ContinuationScore:
+    return ContinuationScore(
+        is_greedy=bool(scores.greedy.all()),
+        num_tokens=len(scores.raw),
+        num_bytes=len(continuation.strip().encode()),
+        nll_sum=float(scores.nll.sum()),
+        raw_sum=float(scores.raw.sum()),
+        logz_sum=float(scores.logz.sum()),
+        truncated=truncated,
+    )
+
+
+def _unscored(continuation: str, num_tokens: int) -> ContinuationScore:
+    """The score of a continuation that is too long for the model: sums that are no numbers."""
+    return ContinuationScore(
+        is_greedy=False,
+        num_tokens=num_tokens,
+        num_bytes=len(continuation.strip().encode()),
+        nll_sum=math.nan,
+        raw_sum=math.nan,
+        logz_sum=math.nan,
+        truncated=True,
+    )
+
+
+def model_fingerprint(lm: HFLM) -> str:
+    """Identifies what decides a model's scores: weights, config, tokenizer and their settings.
+
+    Weights enter by 256 values spread evenly over each tensor, so a file replaced under the
+    same name is noticed and a large model costs no full pass.
+    """
+    digest = hashlib.sha256()
+
+    def add(*values: object) -> None:
+        digest.update(repr(values).encode())
+
+    add(type(lm.model).__name__, lm.model.config.to_json_string(use_diff=False))
+    add(lm.max_length, lm.add_bos_token, lm.mixed_precision_dtype, lm.prefix_token_id)
+    probe = "Hypothesis: 3.14 \u03b1\n<x>"
+    add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
+    for name, tensor in lm.model.state_dict().items():
+        add(name, tuple(tensor.shape), tensor.dtype)
+        if tensor.numel() and tensor.device.type != "meta":
+            step = max(1, tensor.numel() // 256)
+            sample = tensor.detach().flatten()[::step][:256]
+            digest.update(sample.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    """Tokenises (context, continuation) pairs by the method's boundary rule.
+
+    The whole text is tokenised at once, and so is the context alone; the continuation is the
+    tokens of the whole from the context's token count on. Where one token spans the join so
+    that nothing is left beyond it, the continuation begins with the first token in which
+    whole and context differ. Further:
+
+    * special tokens that the tokenizer puts in front (BOS) stand there once; what it would put
+      at the end (EOS) is neither fed nor scored;
+    * an empty context is lm-eval's ``prefix_token_id``, and whitespace at the end of a context
+      belongs to the continuation, both as in lm-eval;
+    * text in a continuation that spells a special token is read as text, unless the context
+      holds special tokens of its own (a chat template).
+
+    Args:
+        lm: The model whose tokenizer is used.
+        pairs: Distinct pairs, continuations not blank.
+    """
+    front = _front_tokens(lm)
+    bos = lm.tokenizer.decode(lm.prefix_token_id)
+    stripped = [_move_spaces(*pair) for pair in pairs]
+    specials = [token for token in lm.tokenizer.all_special_tokens if token]
+
+    def has_special(text: str) -> bool:
+        return any(token in text for token in specials)
+
+    spelt = {
+        context + tail
+        for context, tail in stripped
+        if has_special(tail) and not has_special(context)
+    }
+    texts = {text for context, tail in stripped for text in (context, context + tail)}
+    ids = _batch_encode(lm, texts - spelt) | _batch_encode(lm, spelt, split_special_tokens=True)
+    rows = []
+    spanned = 0
+    for context, tail in stripped:
+        whole = ids[context + tail]
+        if not context:
+            rows.append(Row((lm.prefix_token_id,), tuple(whole)))
+            continue
+        head = [] if has_bos_prefix(context, bos) else front
+        whole, before = [*head, *whole], [*head, *ids[context]]
+        start = len(before)
+        if len(whole) <= start:
+            spanned += 1
+            same = (a == b for a, b in zip(whole, before, strict=False))
+            start = sum(itertools.takewhile(bool, same))
+        if start == 0:
+            whole, start = [lm.prefix_token_id, *whole], 1
+        rows.append(Row(tuple(whole[:start]), tuple(whole[start:])))
+    if spanned:
+        logger.warning(
+            "%d of %d continuations share a token with the end of their context; scored from that "
+            "token on",
+            spanned,
+            len(rows),
+        )
+    if spelt:
+        logger.warning(
+            "%d of %d continuations spell a special token of the tokenizer; read as plain text",
+            len(spelt),
+            len(rows),
+        )
+    return rows
+
+
+def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    kept = context.rstrip()
+    return kept, context[len(kept) :] + continuation
+
+
+def _front_tokens(lm: HFLM) -> list[int]:
+    """The special tokens that the tokenizer puts before a text, under lm-eval's settings."""
+    options = {} if lm.add_bos_token is None else {"add_special_tokens": lm.add_bos_token}
+    plain = lm.tokenizer.encode("x", add_special_tokens=False)
+    full = lm.tokenizer.encode("x", **options)
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return list(full[:start])
+    raise ValueError(
+        f"{type(lm.tokenizer).__name__} does not keep a text's tokens together when it adds "
+        "special tokens; pass --model_args add_bos_token=False"
+    )
+
+
+def _batch_encode(lm: HFLM, texts: set[str], **options: Any) -> dict[str, list[int]]:
+    """Tokenises distinct texts without special tokens, on all cores."""
+    ordered = sorted(texts)
+    if not ordered:
+        return {}
+    # lm-eval's command line switches this off for fear of forks; none happens in here.
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        encoded = lm.tokenizer(ordered, add_special_tokens=False, verbose=False, **options)
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+    return dict(zip(ordered, encoded["input_ids"], strict=True))
+
+
+def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
+    """Cuts contexts on the left to fit the model, alike for all continuations of a context.
+
+    Returns:
+        The rows, None where not even the continuation fits, and which of them were cut.
+    """
+    limit = lm.max_length + 1  # the last token is predicted, never fed
+    front = tuple(_front_tokens(lm))
+    groups: dict[Sequence[int], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.prefix, []).append(index)
+    fitted: list[Row | None] = list(rows)
+    cut = [False] * len(rows)
+    for prefix, members in groups.items():
+        head = len(front) if front and prefix[: len(front)] == front else 0
+        # One token of context is the least that a continuation can be predicted from.
+        least = max(head, 1)
+        fitting = [i for i in members if len(rows[i].continuation) <= limit - least]
+        longest = max((len(rows[i].continuation) for i in fitting), default=0)
+        if len(prefix) + longest <= limit and len(fitting) == len(members):
+            continue
+        room = limit - longest
+        tail = room - head
+        short = prefix if len(prefix) <= room else (*prefix[:head], *prefix[len(prefix) - tail :])
+        for index in members:
+            cut[index] = True
+            fitted[index] = Row(short, rows[index].continuation) if index in fitting else None
+    if any(cut):
+        contexts = {rows[index].prefix for index, was_cut in enumerate(cut) if was_cut}
+        logger.warning(
+            "%d context(s) do not fit the model's %d tokens beside their continuations and were "
+            "cut on the left; %d continuation(s) do not fit at all and have no score",
+            len(contexts),
+            lm.max_length,
+            fitted.count(None),
+        )
+    return fitted, cut
+
+
+def _engine(lm: HFLM, rows: Sequence[Row]) -> Engine:
+    """The model's engine, made and checked on first use."""
+    check_supported(lm)
+    engine: Engine | None = lm.__dict__.get("_hyprank_engine")
+    if engine is None:
+
+        def autocast() -> torch.autocast:
+            return torch.autocast(
+                device_type=lm.device.type,
+                dtype=lm.mixed_precision_dtype,
+                enabled=lm.mixed_precision_dtype is not None,
+            )
+
+        limit = None if lm.batch_size == "auto" else int(lm.batch_size)
+        batching = Batching.for_model(lm.model, lm.device, limit)
+        engine = lm._hyprank_engine = Engine(lm.model, lm.device, batching, autocast)
+    if rows:
+        engine.check(max(rows, key=lambda row: len(row.prefix) + len(row.continuation)))
+    return engine

@@ -1,0 +1,404 @@
+"""Teacher-forced scoring of many continuations of one prefix, the prefix computed once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from lm_eval_hyprank.energy import TokenScores, token_scores
+
+logger = logging.getLogger(__name__)
+
+POOL_ROWS = 256
+"""Rows of many prefixes that are batched whole before their results are handed out."""
+
+CHECK_TOKENS = 16
+"""Tokens scored by the self-check, and what its prefix has beyond the attention window."""
+
+CHECK_TOLERANCE = {torch.float16: 0.1, torch.bfloat16: 0.5}
+"""Nats a token by which reuse may differ from a plain pass, by the model's dtype.
+
+In half precision two right implementations differ by this much; other dtypes: 1e-4.
+"""
+
+
+class Row(NamedTuple):
+    """One sequence to feed: ``prefix + continuation``, of which the continuation is scored."""
+
+    prefix: Sequence[int]
+    continuation: Sequence[int]
+
+
+@dataclass
+class Batching:
+    """How much goes into one forward pass; the only place where that is decided.
+
+    Attributes:
+        max_sequences: Upper limit of sequences (lm-eval's ``batch_size``); None for no limit.
+        max_tokens: Upper limit of padded tokens that are scored in one pass, halved when the
+            device runs out of memory. One sequence always goes, however long.
+        min_saving: Prefix tokens that sharing must save for a group of continuations to get a
+            pass of its own; below it, sequences of many groups are batched whole.
+    """
+
+    max_sequences: int | None
+    max_tokens: int
+    min_saving: int
+
+    @classmethod
+    def for_model(cls, model: Any, device: torch.device, max_sequences: int | None) -> Batching:
+        """Chooses limits by the device and the size of a row of logits."""
+        config = model.config.get_text_config()
+        row_bytes = config.vocab_size * _parameter_dtype(model).itemsize
+        if device.type == "cpu":
+            # Measured on 2 cores: 512 tokens keep the matrix products busy, more only pads
+            # more; a quarter of a GiB of logits is where a larger block stops paying.
+            return cls(max_sequences, max(64, min(512, 2**28 // row_bytes)), 256)
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
+        # Logits and their float32 copies take about three rows a token; leave half for the rest.
+        return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096)
+
+    def take(self, lengths: Sequence[int]) -> int:
+        """How many of these sequences, longest first, go into the next forward pass.
+
+        Args:
+            lengths: Tokens of each sequence, descending; not empty.
+        """
+        count = max(1, self.max_tokens // max(1, lengths[0]))
+        if self.max_sequences is not None:
+            count = min(count, self.max_sequences)
+        return min(count, len(lengths))
+
+
+def _read_only(layer: DynamicLayer) -> None:
+    """Makes a cache layer hand out prefix + new keys and values without storing the new."""
+    keys, values = layer.keys, layer.values
+
+    def update(
+        self: DynamicLayer, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = key_states.shape[0]
+        return (
+            torch.cat([keys.expand(batch, -1, -1, -1), key_states], dim=-2),
+            torch.cat([values.expand(batch, -1, -1, -1), value_states], dim=-2),
+        )
+
+    layer.update = MethodType(update, layer)
+
+
+class _SharedPrefix:
+    """The cache of one prefix, shared read-only by all batches: nothing copied, nothing stored."""
+
+    name = "shared"
+
+    def __init__(self, cache: Cache) -> None:
+        for layer in cache.layers:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                raise TypeError(f"{type(layer).__name__} has no keys to share")
+            if layer.is_initialized:
+                _read_only(layer)
+        self.cache = cache
+
+    def expanded(self, batch: int) -> Cache:
+        return self.cache
+
+
+class _CopiedPrefix:
+    """The cache of one prefix, copied for each batch: for layers that keep a state, not keys."""
+
+    name = "copied"
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+
+    def expanded(self, batch: int) -> Cache:
+        copied = copy.deepcopy(self.cache)
+        device = next(
+            (layer.device for layer in copied.layers if getattr(layer, "device", None)), None
+        )
+        copied.reorder_cache(torch.zeros(batch, dtype=torch.long, device=device))
+        return copied
+
+
+_Strategy = type[_SharedPrefix] | type[_CopiedPrefix]
+
+
+class Engine:
+    """Scores rows on a loaded causal language model.
+
+    Two paths give the same numbers. *Whole*: each distinct sequence in one plain forward pass,
+    right-padded (a causal model never sees the padding). *On a prefix*: the prefix of a group
+    once, keeping its cache, then the continuations on top of it. The second is used only if
+    :meth:`check` found on this very model that it reproduces the first.
+
+    Args:
+        model: A causal language model of transformers, or a PEFT wrapper of one, in eval mode.
+        device: Where input ids go.
+        batching: Limits of one forward pass.
+        autocast: Makes the context in which the model is called (mixed precision).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        batching: Batching,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.batching = batching
+        self.autocast = autocast
+        # A PEFT wrapper takes *args and **kwargs; what it passes on is what its base accepts.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.accepts = frozenset(inspect.signature(base.forward).parameters)
+        self.reuse: type[_SharedPrefix] | type[_CopiedPrefix] | None = None
+        self.checked_tokens = 0
+
+    def score(self, rows: Sequence[Row]) -> Iterator[list[tuple[int, TokenScores]]]:
+        """Scores rows, longest prefix first.
+
+        Args:
+            rows: What to score; prefix and continuation not empty. Duplicates cost nothing.
+
+        Yields:
+            Finished rows, each as its index in ``rows`` and the scores of its continuation's
+            tokens, on the CPU. All rows of one prefix are in the same list.
+        """
+        groups: dict[Sequence[int], list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault(tuple(row.prefix), []).append(index)
+        pool: list[int] = []
+        for prefix, members in sorted(groups.items(), key=lambda group: -len(group[0])):
+            continuations = [rows[index].continuation for index in members]
+            distinct = len({tuple(continuation[:-1]) for continuation in continuations})
+            if self.reuse and len(prefix) * (distinct - 1) >= self.batching.min_saving:
+                yield list(zip(members, self.score_on_prefix(prefix, continuations), strict=True))
+                continue
+            pool += members
+            if len(pool) >= POOL_ROWS:
+                yield list(zip(pool, self.score_whole([rows[i] for i in pool]), strict=True))
+                pool = []
+        if pool:
+            yield list(zip(pool, self.score_whole([rows[i] for i in pool]), strict=True))
+
+    def score_whole(self, rows: Sequence[Row]) -> list[TokenScores]:
+        """Scores rows in plain forward passes: the reference, right for every causal model."""
+        sequences: dict[tuple[int, ...], list[int]] = {}
+        for index, (prefix, continuation) in enumerate(rows):
+            sequences.setdefault((*prefix, *continuation[:-1]), []).append(index)
+        scores: dict[int, TokenScores] = {}
+
+        def run(batch: list[tuple[int, ...]]) -> None:
+            ids = self._padded(batch)
+            wanted = [
+                (place, len(rows[index].prefix) - 1, index)
+                for place, sequence in enumerate(batch)
+                for index in sequences[sequence]
+            ]
+            keep = ids.shape[1] - min(first for _, first, _ in wanted)
+            logits = self._forward(ids, keep=keep)
+            # What was kept is counted from the end; some models ignore the wish and keep all.
+            dropped = ids.shape[1] - logits.shape[1]
+            self._pick(logits, [(p, f - dropped, i) for p, f, i in wanted], rows, scores)
+
+        self._in_batches(list(sequences), run)
+        return [scores[index] for index in range(len(rows))]
+
+    def score_on_prefix(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[TokenScores]:
+        """Scores continuations of one prefix, which is computed once and its cache reused."""
+        assert self.reuse is not None
+        outputs = self._call(self._padded([prefix]), use_cache=True, logits_to_keep=1)
+        cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
+        rows = [Row(prefix, continuation) for continuation in continuations]
+        firsts = torch.tensor([c[0] for c in continuations], device=self.device)
+        last = outputs.logits[0, -1:]
+        # The prefix's last position predicts every continuation's first token.
+        first = token_scores(last, firsts, torch.zeros_like(firsts)).cpu()
+        inputs: dict[tuple[int, ...], list[int]] = {}
+        for index, continuation in enumerate(continuations):
+            if len(continuation) > 1:
+                inputs.setdefault(tuple(continuation[:-1]), []).append(index)
+        rest: dict[int, TokenScores] = {}
+
+        def run(batch: list[tuple[int, ...]]) -> None:
+            logits = self._forward(self._padded(batch), cached, start=len(prefix))
+            wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
+            self._pick(logits, wanted, [Row(prefix, row.continuation[1:]) for row in rows], rest)
+
+        self._in_batches(list(inputs), run)
+        return [
+            TokenScores.concatenate([first[i : i + 1], rest[i]]) if i in rest else first[i : i + 1]
+            for i in range(len(rows))
+        ]
+
+    def check(self, row: Row) -> None:
+        """Finds out how this model's prefix can be reused, if at all.
+
+        Scores one small group both ways, token by token, on a prefix that overruns the
+        attention window where ``row`` is long enough to. Each way of reuse is tried in turn;
+        the first that reproduces the plain forward pass is kept for :meth:`score`. Where none
+        does (recurrent layers that ignore the state handed to them, models that return no
+        cache, virtual-token adapters), one warning says so and :meth:`score` makes whole
+        passes only. Does nothing for a row whose like was checked before.
+
+        Args:
+            row: The longest row that will be scored.
+        """
+        prefix = list(row.prefix)[-(_attention_window(self.model) + CHECK_TOKENS) :]
+        if len(prefix) <= self.checked_tokens:
+            return
+        self.checked_tokens = len(prefix)
+        tail = (list(row.continuation) * CHECK_TOKENS)[:CHECK_TOKENS]
+        # Three lengths in batches of two: one row is padded, and the cache is used twice.
+        continuations = [tail, tail[::-1][: CHECK_TOKENS // 2], tail[: CHECK_TOKENS // 4]]
+        batching, self.batching = self.batching, replace(self.batching, max_sequences=2)
+        try:
+            expected = self.score_whole([Row(prefix, c) for c in continuations])
+            problems = []
+            for self.reuse in (_SharedPrefix, _CopiedPrefix):
+                try:
+                    found = self.score_on_prefix(prefix, continuations)
+                except Exception as error:  # a model may raise anything on a cache it cannot use
+                    problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
+                    continue
+                off = max(_distance(a, b) for a, b in zip(found, expected, strict=True))
+                if off <= CHECK_TOLERANCE.get(self._dtype(), 1e-4):
+                    return
+                problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
+        finally:
+            self.batching = batching
+        self.reuse = None
+        logger.warning(
+            "%s: a prefix computed once cannot be reused exactly, so every candidate takes a full "
+            "forward pass, which is slower and just as right (%s)",
+            type(self.model).__name__,
+            "; ".join(problems),
+        )
+
+    def _dtype(self) -> torch.dtype:
+        with self.autocast():
+            if torch.is_autocast_enabled(self.device.type):
+                return torch.get_autocast_dtype(self.device.type)
+        return _parameter_dtype(self.model)
+
+    def _in_batches(
+        self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
+    ) -> None:
+        """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
+        pending = sorted(sequences, key=len, reverse=True)
+        while pending:
+            count = self.batching.take([len(sequence) for sequence in pending])
+            try:
+                run(pending[:count])
+            except Exception as error:
+                if count == 1 or not should_reduce_batch_size(error):
+                    raise
+                self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
+                clear_device_cache(garbage_collection=True)
+                logger.warning(
+                    "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
+                )
+                continue
+            pending = pending[count:]
+
+    def _padded(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Right-pads to ``[len(sequences), longest]``; the padding is masked by causality."""
+        width = max(len(sequence) for sequence in sequences)
+        ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
+        return torch.tensor(ids, dtype=torch.long, device=self.device)
+
+    def _call(self, ids: torch.Tensor, **options: Any) -> Any:
+        options = {name: value for name, value in options.items() if name in self.accepts}
+        with torch.no_grad(), self.autocast():
+            return self.model(input_ids=ids, **options)
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        cached: _SharedPrefix | _CopiedPrefix | None = None,
+        *,
+        start: int = 0,
+        keep: int = 0,
+    ) -> torch.Tensor:
+        """Logits ``[batch, kept positions, vocabulary]`` of ids that begin at ``start``."""
+        batch, width = ids.shape
+        options: dict[str, Any] = {"use_cache": False}
+        if cached is not None:
+            name = "cache" if "cache" in self.accepts else "past_key_values"
+            positions = torch.arange(start, start + width, device=ids.device)
+            options = {
+                name: cached.expanded(batch),
+                "use_cache": True,
+                # Some models (Bamba) start again at 0 unless told otherwise.
+                "position_ids": positions.expand(batch, width),
+            }
+        elif keep:
+            options["logits_to_keep"] = keep
+        # Virtual-token adapters return logits for their own tokens in front.
+        return self._call(ids, **options).logits[:, -width:]
+
+    def _pick(
+        self,
+        logits: torch.Tensor,
+        wanted: Sequence[tuple[int, int, int]],
+        rows: Sequence[Row],
+        scores: dict[int, TokenScores],
+    ) -> None:
+        """Scores rows from the logits of a batch.
+
+        Args:
+            logits: ``[batch, width, vocabulary]``.
+            wanted: For each row: its place in the batch, the position whose logits predict its
+                continuation's first token, and its index in ``rows``.
+            rows: Whose continuations are scored.
+            scores: Takes the results, keyed by index.
+        """
+        width = logits.shape[1]
+        targets: list[int] = []
+        places: list[int] = []
+        for place, first, index in wanted:
+            continuation = rows[index].continuation
+            targets += continuation
+            places += range(place * width + first, place * width + first + len(continuation))
+        found = token_scores(
+            logits.flatten(0, 1),
+            torch.tensor(targets, device=logits.device),
+            torch.tensor(places, device=logits.device),
+        ).cpu()
+        start = 0
+        for _, _, index in wanted:
+            end = start + len(rows[index].continuation)
+            scores[index] = found[start:end]
+            start = end
+
+
+def _distance(found: TokenScores, expected: TokenScores) -> float:
+    """Largest difference of a token's NLL or raw energy, in nats; NaN counts as infinite."""
+    difference = torch.stack([found.nll - expected.nll, found.raw - expected.raw]).abs()
+    return float(difference.nan_to_num(nan=float("inf")).max())
+
+
+def _parameter_dtype(model: Any) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _attention_window(model: Any) -> int:
+    """The widest local attention of the model in tokens; 0 where all attention is global."""
+    config = model.config.get_text_config()
+    names = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
+    return max(
+        (size for name in names if isinstance(size := getattr(config, name, None), int)), default=0
+    )

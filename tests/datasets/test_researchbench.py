@@ -1,0 +1,536 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+from huggingface_hub import constants, errors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_hyprank.datasets import demo, researchbench
+from lm_eval_hyprank.datasets.researchbench import document, load, locate, shuffled
+from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKING_FILE, DatasetError
+from lm_eval_hyprank.datasets.validation import Paper as PaperRecord
+
+Rows = list[dict[str, Any]]
+Write = Callable[[Rows, Rows], Path]
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PAGE = "https://huggingface.co/datasets/ankilok/ResearchBench"
+REMEDIES = (PAGE, "hf auth login", "HF_TOKEN", """--metadata '{"dataset_path": "DIR"}'""")
+
+# Any use of the network fails at once, as on a machine without one.
+NO_NETWORK = """
+import socket
+def refuse(*args, **kwargs):
+    raise OSError(101, "Network is unreachable")
+socket.getaddrinfo = refuse
+socket.socket.connect = refuse
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_hub() -> Iterator[None]:
+    researchbench._from_hub.cache_clear()
+    yield
+    researchbench._from_hub.cache_clear()
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and a hub that is not there."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(researchbench, "get_hf_file_metadata", raising(OSError("no route")))
+    return cache
+
+
+@pytest.fixture
+def cached_snapshot(hub_cache: Path, valid_folder: Path) -> Path:
+    return fill_cache(hub_cache, valid_folder)
+
+
+def fill_cache(cache: Path, folder: Path) -> Path:
+    """Puts the folder into a hub cache as the main branch; returns the snapshot."""
+    repository = cache / "datasets--ankilok--ResearchBench"
+    snapshot = repository / "snapshots" / COMMIT
+    shutil.copytree(folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT, encoding="utf-8")
+    return snapshot
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def raise_it(*args: object, **kwargs: object) -> NoReturn:
+        raise error
+
+    return raise_it
+
+
+def http_error(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPError:
+    # A real response's class depends on the version of huggingface_hub.
+    error = kind.__new__(kind)
+    Exception.__init__(error, f"{status} from the hub")
+    error.response = SimpleNamespace(status_code=status)  # type: ignore[assignment]
+    return error
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LC_", "PYTHON"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | {"PYTHONPATH": str(Path(researchbench.__file__).parents[2])} | environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+# --- documents ------------------------------------------------------------------------------
+
+
+def test_columns(valid_folder: Path) -> None:
+    data = load(valid_folder)
+    assert list(data) == ["test"]
+    assert data["test"].column_names == [
+        "paper_id",
+        "discipline",
+        "doi",
+        "title",
+        "context",
+        "separator",
+        "candidates",
+        "candidate_ids",
+        "gold",
+    ]
+    row = data["test"][5]
+    assert row["paper_id"] == "Earth Science/105"
+    assert row["discipline"] == "Earth Science"
+    assert (row["doi"], row["title"]) == ("10.0/5", "Title 5")
+    assert row["context"] == (
+        "Background: Survey 5 says what was known.\n"
+        "Research Question: What is question 5?\n"
+        "Hypothesis:"
+    )
+    assert row["separator"] == " "
+    by_id = dict(zip(row["candidate_ids"], row["candidates"], strict=True))
+    expected = {"gold": "Gold 5 holds."}
+    expected |= {f"fake_{index + 1}": f"Fake 5.{index} holds." for index in range(5)}
+    expected |= {f"model_{index + 1}": f"Model 5.{index} holds." for index in range(10)}
+    assert by_id == expected
+    assert row["candidate_ids"][row["gold"]] == "gold"
+
+
+def test_block_layout(valid_folder: Path) -> None:
+    row = load(valid_folder, layout="block")["test"][0]
+    assert row["context"] == (
+        "Background:\nSurvey 0 says what was known.\n"
+        "Research Question:\nWhat is question 0?\n"
+        "Hypothesis:"
+    )
+    assert row["separator"] == "\n"
+
+
+def test_unknown_layout(valid_folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"layout is 'lines'; use one of: inline, block"):
+        load(valid_folder, layout="lines")
+
+
+HAZARDS = ["{{ x }}", "{% if x %}", "{background}", "{", "}}", "{0}", "%s", "\\n", "$x_{i}$"]
+
+
+@pytest.mark.parametrize("layout", ["inline", "block"])
+def test_template_signs_stay_as_they_are(
+    layout: str, write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    hazard = " ".join(HAZARDS)
+    ranking_rows[0]["research_question"] = f"Q {hazard}"
+    ranking_rows[0]["gold_hypothesis"] = f"G {hazard}"
+    paper_rows[0]["background_survey"] = f"S {hazard}"
+    rows = load(write_folder(ranking_rows, paper_rows), layout=layout)["test"]
+    gap = rows[0]["separator"]
+    assert rows[0]["context"] == (
+        f"Background:{gap}S {hazard}\nResearch Question:{gap}Q {hazard}\nHypothesis:"
+    )
+    assert rows[0]["candidates"][rows[0]["gold"]] == f"G {hazard}"
+
+
+def test_prompts_differ_and_hold_no_placeholder(valid_folder: Path) -> None:
+    contexts = list(load(valid_folder)["test"]["context"])
+    assert len(set(contexts)) == 12
+    for number, context in enumerate(contexts):
+        assert f"Survey {number} " in context
+        assert "{" not in context
+
+
+def test_artefacts_are_cleaned(write_folder: Write, ranking_rows: Rows, paper_rows: Rows) -> None:
+    ranking_rows[0]["research_question"] = " a_x000D_\nb\r\nc\rd "
+    ranking_rows[0]["model_negative_hypotheses"][0] = "\ne_x000D_f\n"
+    paper_rows[0]["background_survey"] = "# Head_x000D_\r\n\r\ntext  two\t"
+    row = load(write_folder(ranking_rows, paper_rows))["test"][0]
+    assert row["context"] == (
+        "Background: # Head\n\ntext  two\nResearch Question: a\nb\nc\nd\nHypothesis:"
+    )
+    assert row["candidates"][row["candidate_ids"].index("model_1")] == "e\nf"
+
+
+@given(
+    st.lists(st.text(min_size=1), min_size=18, max_size=18),
+    st.sampled_from(["inline", "block"]),
+    st.text(min_size=1),
+)
+def test_document_loses_nothing(texts: list[str], layout: str, sample_id: str) -> None:
+    survey, question, gold, *negatives = texts
+    paper = PaperRecord(
+        sample_id,
+        "Math",
+        "",
+        "",
+        survey,
+        question,
+        gold,
+        tuple(negatives[:5]),
+        tuple(negatives[5:]),
+    )
+    made = document(paper, layout)
+    gap = made["separator"]
+    assert made["context"] == "".join(
+        ["Background:", gap, survey, "\nResearch Question:", gap, question, "\nHypothesis:"]
+    )
+    assert Counter(made["candidates"]) == Counter([gold, *negatives])
+    assert made["candidates"][made["gold"]] == gold
+    assert made["candidate_ids"][made["gold"]] == "gold"
+    for number, negative in enumerate(negatives[5:], start=1):
+        assert made["candidates"][made["candidate_ids"].index(f"model_{number}")] == negative
+
+
+def test_real_data(researchbench_dir: Path) -> None:
+    rows = load(researchbench_dir)["test"]
+    assert len(rows) == 48
+    for row in rows:
+        whole = row["context"] + "".join(row["candidates"])
+        assert "_x000D_" not in whole
+        assert "\r" not in whole
+        assert row["context"].endswith("\nHypothesis:")
+        assert len(set(row["candidates"])) == 16
+        assert row["candidate_ids"][row["gold"]] == "gold"
+
+
+def test_demo_data() -> None:
+    rows = demo.load(layout="block")["test"]
+    assert sorted(rows["discipline"]) == sorted(DISCIPLINES)
+    assert set(rows["separator"]) == {"\n"}
+
+
+# --- order of the candidates ----------------------------------------------------------------
+
+
+def test_permutation_is_pinned() -> None:
+    """Published results depend on it: these values must never change."""
+    assert shuffled("Physics/101103physrevlett132061801", 16) == [
+        14, 9, 2, 5, 3, 12, 10, 11, 6, 13, 0, 15, 8, 1, 4, 7,
+    ]  # fmt: skip
+
+
+def test_gold_position_is_uniform() -> None:
+    papers = 4800
+    positions = Counter(shuffled(f"Math/{n}", 16).index(0) for n in range(papers))
+    expected = papers / 16
+    statistic = sum((positions[k] - expected) ** 2 / expected for k in range(16))
+    assert statistic < 30.58  # chi-square, 15 degrees of freedom, p = .01
+
+
+@given(st.text(), st.integers(1, 32))
+def test_order_is_a_permutation_of_the_sample_id_alone(sample_id: str, size: int) -> None:
+    state = random.getstate()
+    order = shuffled(sample_id, size)
+    assert sorted(order) == list(range(size))
+    assert order == shuffled(sample_id, size)
+    assert random.getstate() == state
+
+
+def test_order_does_not_depend_on_the_other_papers(
+    write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    folder = write_folder(ranking_rows, paper_rows)
+    full = {row["paper_id"]: row for row in load(folder)["test"]}
+    part = write_folder(ranking_rows[7:2:-1], paper_rows).rename(folder.with_name("part"))
+    rows = list(load(part)["test"])
+    assert [row["paper_id"] for row in rows] == [row["sample_id"] for row in ranking_rows[7:2:-1]]
+    assert all(row == full[row["paper_id"]] for row in rows)
+
+
+PRINT_HASH = """
+import hashlib, json
+from lm_eval_hyprank.datasets.researchbench import load
+rows = list(load({folder!r})["test"])
+print(hashlib.sha256(json.dumps(rows).encode("ascii")).hexdigest())
+"""
+
+
+def test_processes_agree_whatever_their_locale(
+    write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    ranking_rows[0]["sample_id"] = paper_rows[0]["sample_id"] = "Math/\u03b1\u6f22"
+    ranking_rows[0]["gold_hypothesis"] = "\u0391\u03b1 \u2013 \u6f22\u5b57 \u2192 na\u00efve"
+    folder = write_folder(ranking_rows, paper_rows)
+    # Raw UTF-8 in the files, not ASCII escapes.
+    for file, rows in ((RANKING_FILE, ranking_rows), (PAPERS_FILE, paper_rows)):
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / file).write_bytes(text.encode("utf-8"))
+    code = PRINT_HASH.format(folder=str(folder))
+    runs = [
+        python(code, PYTHONUTF8="1", PYTHONHASHSEED="1"),
+        python(code, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C", PYTHONHASHSEED="2"),
+    ]
+    assert [run.returncode for run in runs] == [0, 0], runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
+    row = load(folder)["test"][0]
+    assert row["candidates"][row["gold"]] == ranking_rows[0]["gold_hypothesis"]
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+def test_discipline(valid_folder: Path) -> None:
+    assert list(load(valid_folder, discipline="Law")["test"]["paper_id"]) == ["Law/108"]
+
+
+def test_discipline_without_papers(
+    write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    folder = write_folder(ranking_rows[:2], paper_rows)
+    with pytest.raises(DatasetError, match=r"'Law'; present: Astronomy, Biology$"):
+        load(folder, discipline="Law")
+
+
+def test_findings_refuse_the_data(
+    write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    ranking_rows[2]["gold_hypothesis"] = ""
+    folder = write_folder(ranking_rows, paper_rows)
+    with pytest.raises(DatasetError) as caught:
+        load(folder)
+    assert "ranking/ranking.jsonl:3 Business/102 gold_hypothesis: is empty." in str(caught.value)
+    assert f"`hyprank validate {folder}`" in str(caught.value)
+    assert "skip_invalid" in str(caught.value)
+    # Repaired data is read anew in the same process.
+    ranking_rows[2]["gold_hypothesis"] = "Repaired."
+    assert len(load(write_folder(ranking_rows, paper_rows))["test"]) == 12
+
+
+@pytest.mark.parametrize("flag", [True, "true", "True"])
+def test_skip_invalid(
+    flag: bool | str,
+    write_folder: Write,
+    ranking_rows: Rows,
+    paper_rows: Rows,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranking_rows[2]["gold_hypothesis"] = ""
+    ranking_rows[2]["doi"] = 1
+    paper_rows[4]["background_survey"] = 3
+    ranking_rows[6]["sample_id"] = None
+    folder = write_folder(ranking_rows, paper_rows)
+    with (folder / RANKING_FILE).open("a", encoding="utf-8") as stream:
+        stream.write("{\n")
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        for discipline in (None, "Law"):
+            rows = load(folder, skip_invalid=flag, discipline=discipline)["test"]
+            assert len(rows) == (9 if discipline is None else 1)
+            assert not {"Business/102", "Chemistry/104"} & set(rows["paper_id"])
+    assert len(caplog.records) == 1
+    message = caplog.records[0].getMessage()
+    assert "2 paper(s)" in message
+    assert "(Business/102, Chemistry/104)" in message
+    assert "2 row(s) without a readable sample_id" in message
+    assert "9 papers are used" in message
+
+
+@pytest.mark.parametrize("flag", [False, "false"])
+def test_skip_invalid_is_off(
+    flag: bool | str, write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    ranking_rows[2]["gold_hypothesis"] = ""
+    with pytest.raises(DatasetError, match="Business/102"):
+        load(write_folder(ranking_rows, paper_rows), skip_invalid=flag)
+
+
+@pytest.mark.parametrize("flag", ["yes", 1, None])
+def test_skip_invalid_is_a_flag(flag: Any, valid_folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"skip_invalid is .*; use true or false"):
+        load(valid_folder, skip_invalid=flag)
+
+
+def test_nothing_left_to_skip_to(write_folder: Write, ranking_rows: Rows, paper_rows: Rows) -> None:
+    ranking_rows[0]["gold_hypothesis"] = ""
+    with pytest.raises(DatasetError, match="Astronomy/100 gold_hypothesis"):
+        load(write_folder(ranking_rows[:1], paper_rows), skip_invalid=True)
+
+
+# --- where the data is ----------------------------------------------------------------------
+
+
+def test_local_folder(valid_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(valid_folder.parent)
+    monkeypatch.setenv("HOME", str(valid_folder.parent))
+    for path in (valid_folder, str(valid_folder), valid_folder.name, f"~/{valid_folder.name}"):
+        assert locate(path, "ignored") == valid_folder
+
+
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"does not exist\. Point to the folder") as caught:
+        locate(str(tmp_path / "none"))
+    assert str(tmp_path / "none") in str(caught.value)
+
+
+def test_file_in_place_of_the_folder(valid_folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"is not a folder\. Point to the folder"):
+        load(valid_folder / RANKING_FILE)
+
+
+def test_folder_without_a_file(valid_folder: Path) -> None:
+    (valid_folder / PAPERS_FILE).unlink()
+    with pytest.raises(DatasetError, match=r"papers/papers\.jsonl: does not exist in .* Point to"):
+        load(valid_folder)
+
+
+@pytest.mark.parametrize("path", ["", " ", 2024, ["a"]])
+def test_path_that_is_none(path: Any) -> None:
+    with pytest.raises(DatasetError, match=r"""dataset_path is .*'\{"dataset_path": "DIR"\}'"""):
+        locate(path)
+
+
+def test_revision_that_is_no_text() -> None:
+    with pytest.raises(DatasetError, match=r"dataset_revision is 120000\.0, not text"):
+        load(dataset_revision=12e4)  # type: ignore[arg-type]
+
+
+HUB_ERRORS = {
+    "gated": (http_error(errors.GatedRepoError, 403), "it is gated"),
+    "not logged in": (http_error(errors.RepositoryNotFoundError, 401), "you are not logged in"),
+    "bad token": (http_error(errors.HfHubHTTPError, 401), "the token is invalid"),
+    "no revision": (http_error(errors.RevisionNotFoundError, 404), "no revision 'v9'"),
+    "no entry": (http_error(errors.RemoteEntryNotFoundError, 404), "revision 'v9' lacks ranking/"),
+    "hub down": (http_error(errors.HfHubHTTPError, 503), "could not be reached (HfHubHTTPError"),
+    "no network": (ConnectionError("refused"), "could not be reached (ConnectionError: refused)"),
+    "offline": (errors.OfflineModeIsEnabled("offline"), "offline mode is on"),
+}
+
+
+@pytest.mark.parametrize("name", HUB_ERRORS)
+@pytest.mark.parametrize("asked", ["get_hf_file_metadata", "hf_hub_download"])
+def test_hub_error(name: str, asked: str, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, reason = HUB_ERRORS[name]
+    # Both places where the hub may refuse: the first question, and the download itself.
+    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
+    monkeypatch.setattr(researchbench, asked, raising(error))
+    with pytest.raises(DatasetError) as caught:
+        load(dataset_revision="v9")
+    assert caught.value.__cause__ is error
+    assert reason in str(caught.value)
+    for remedy in REMEDIES:
+        assert remedy in str(caught.value)
+
+
+def test_connection_lost_after_the_first_answer(
+    hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
+    error = errors.LocalEntryNotFoundError("no connection and no copy")
+    monkeypatch.setattr(researchbench, "hf_hub_download", raising(error))
+    with pytest.raises(DatasetError, match=r"could not be reached \(LocalEntryNotFoundError"):
+        load()
+
+
+def test_hub_that_never_answers(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = Event()
+    monkeypatch.setattr(researchbench, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *a, **k: never.wait())
+    start = time.monotonic()
+    with pytest.raises(DatasetError, match=r"no answer within 0\.01 s"):
+        load()
+    assert time.monotonic() - start < 2
+    never.set()
+
+
+def test_download_takes_both_files_from_one_commit(
+    hub_cache: Path, valid_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = fill_cache(hub_cache, valid_folder)
+    asked = []
+
+    def download(repository: str, file: str, **arguments: Any) -> str:
+        asked.append((repository, file, arguments))
+        return str(snapshot / file)
+
+    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
+    monkeypatch.setattr(researchbench, "hf_hub_download", download)
+    for discipline in (None, "Law"):
+        load(dataset_revision="v1", discipline=discipline)
+    common = {"repo_type": "dataset", "local_files_only": False}
+    assert asked == [
+        ("ankilok/ResearchBench", RANKING_FILE, {"revision": "v1", **common}),
+        ("ankilok/ResearchBench", PAPERS_FILE, {"revision": COMMIT, **common}),
+    ]
+
+
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+def test_cached_copy_where_the_hub_is_not_there(
+    revision: str | None, cached_snapshot: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(load(dataset_revision=revision)["test"]) == 12
+    assert "no route" in caplog.text
+    assert str(cached_snapshot) in caplog.text
+
+
+def test_cached_copy_lacks_a_file(cached_snapshot: Path) -> None:
+    (cached_snapshot / PAPERS_FILE).unlink()
+    with pytest.raises(DatasetError, match=r"could not be reached \(OSError: no route"):
+        load()
+
+
+LOAD_TIMED = """
+import time
+from lm_eval_hyprank.datasets.researchbench import load
+start = time.monotonic()
+try:
+    print(len(load({path!r})["test"]))
+except ValueError as error:
+    print(type(error).__name__, error)
+print(time.monotonic() - start)
+"""
+
+
+@pytest.mark.parametrize("switch", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", None])
+def test_no_network(switch: str | None, tmp_path: Path, valid_folder: Path) -> None:
+    environment = {"HF_HOME": str(tmp_path / "home")} | ({switch: "1"} if switch else {})
+    failed = python(NO_NETWORK + LOAD_TIMED.format(path=None), **environment)
+    *message, seconds = failed.stdout.splitlines()
+    assert message[0].startswith("DatasetError"), failed.stderr
+    for remedy in REMEDIES:
+        assert remedy in "\n".join(message)
+    assert float(seconds) < 10
+    reason = "offline mode is on" if switch else "the hub could not be reached"
+    assert reason in message[0]
+
+    local = python(NO_NETWORK + LOAD_TIMED.format(path=str(valid_folder)), **environment)
+    assert local.stdout.splitlines()[0] == "12", local.stderr
+
+    fill_cache(tmp_path / "home" / "hub", valid_folder)
+    cached = python(NO_NETWORK + LOAD_TIMED.format(path=None), **environment)
+    assert cached.stdout.splitlines()[0] == "12", cached.stderr

@@ -1,0 +1,348 @@
+import logging
+import math
+import random
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import T5Config, T5ForConditionalGeneration
+
+from lm_eval_hyprank import ContinuationScore
+from lm_eval_hyprank.models.hf import (
+    EnergyHFLM,
+    _engine,
+    check_supported,
+    encode,
+    model_fingerprint,
+    score_requests,
+)
+from lm_eval_hyprank.prefix import Row
+from tests import tiny
+
+CONTEXT = "Background: the sea is salt.\nResearch Question: why is the sea salt?\nHypothesis:"
+CANDIDATES = [
+    " rivers carry salt.",
+    " rivers carry gold.",
+    " the brown fox, x_1 + y^2 = {z}, jumps over 3.14159 lazy dogs",
+    " r",
+    " rivers carry salt.",
+    " αβγ 海水 – naïve",
+]
+PAIRS = [(CONTEXT, candidate) for candidate in CANDIDATES] + [
+    ("Research Question: why?\nHypothesis:", " salt."),
+    ("A", " B"),
+]
+
+
+def hflm(cls=EnergyHFLM, *, model=None, tokenizer=None, batch_size=16, **options):
+    return cls(
+        pretrained=model or tiny.llama(),
+        tokenizer=tokenizer or tiny.tokenizer(),
+        batch_size=batch_size,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return hflm()
+
+
+def close(found, expected, tolerance=2e-6):
+    """Whether sums agree to a tolerance per token, counts and flags exactly."""
+    assert (found.num_tokens, found.num_bytes) == (expected.num_tokens, expected.num_bytes)
+    assert (found.is_greedy, found.truncated) == (expected.is_greedy, expected.truncated)
+    for name in ("nll_sum", "raw_sum", "logz_sum"):
+        difference = abs(getattr(found, name) - getattr(expected, name))
+        assert difference <= tolerance * found.num_tokens, (name, difference)
+
+
+def test_equals_a_plain_forward_pass_in_float64(lm):
+    found = lm.loglikelihood(tiny.requests(PAIRS))
+    assert len(found) == len(PAIRS)
+    for score, row in zip(found, encode(lm, PAIRS), strict=True):
+        assert isinstance(score, ContinuationScore)
+        nll, raw, logz, greedy = tiny.plain_sums(lm.model, row.prefix, row.continuation)
+        assert score.num_tokens == len(row.continuation)
+        assert score.nll_sum == pytest.approx(nll, abs=2e-6 * score.num_tokens)
+        assert score.raw_sum == pytest.approx(raw, abs=2e-6 * score.num_tokens)
+        assert score.logz_sum == pytest.approx(logz, abs=2e-6 * score.num_tokens)
+        assert score.raw == pytest.approx(score.nll - score.logz, abs=2e-6)
+        assert score.is_greedy == greedy
+        assert not score.truncated
+
+
+def test_equals_stock_loglikelihood(lm):
+    stock = HFLM.loglikelihood(lm, tiny.requests(PAIRS), disable_tqdm=True)
+    for ours, (logprob, is_greedy) in zip(
+        lm.loglikelihood(tiny.requests(PAIRS)), stock, strict=True
+    ):
+        assert ours[0] == pytest.approx(logprob, abs=5e-5 * ours.num_tokens)
+        assert ours[1] == is_greedy
+
+
+def test_a_greedy_continuation_is_called_greedy(lm):
+    ids = lm.tokenizer(CONTEXT)["input_ids"]
+    for _ in range(12):
+        ids.append(int(lm.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    start = len(lm.tokenizer(CONTEXT)["input_ids"])
+    row = Row(tuple(ids[:start]), tuple(ids[start:]))
+    other = Row(row.prefix, (*row.continuation[:-1], (row.continuation[-1] + 1) % 320))
+    greedy, not_greedy = _engine(lm, [row]).score_whole([row, other])
+    assert greedy.greedy.all()
+    assert not_greedy.greedy.tolist() == [True] * 11 + [False]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, "auto"])
+def test_batch_size_does_not_matter(lm, batch_size):
+    other = hflm(batch_size=batch_size)
+    for found, expected in zip(
+        other.loglikelihood(tiny.requests(PAIRS)),
+        lm.loglikelihood(tiny.requests(PAIRS)),
+        strict=True,
+    ):
+        close(found, expected)
+
+
+def test_request_order_does_not_matter(lm):
+    expected = dict(zip(PAIRS, lm.loglikelihood(tiny.requests(PAIRS)), strict=True))
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(PAIRS, len(PAIRS))
+        for pair, found in zip(shuffled, lm.loglikelihood(tiny.requests(shuffled)), strict=True):
+            close(found, expected[pair])
+
+
+def test_first_token_counts(lm):
+    first, second = lm.loglikelihood(
+        tiny.requests([(CONTEXT, " Salt of rivers"), (CONTEXT, " halt of rivers")])
+    )
+    assert first.nll_sum != second.nll_sum
+
+
+def test_num_bytes_is_utf8_without_the_separator(lm):
+    (score,) = lm.loglikelihood(tiny.requests([(CONTEXT, " αβγ 海水")]))
+    assert score.num_bytes == len("αβγ 海水".encode())
+    assert score.nll * score.num_tokens == pytest.approx(score.nll_sum)
+
+
+# ---- token boundary
+
+
+def ids_of(lm, pair):
+    (row,) = encode(lm, [pair])
+    return list(row.prefix), list(row.continuation)
+
+
+def test_ids_are_those_of_the_joined_text(lm):
+    for pair in PAIRS:
+        prefix, continuation = ids_of(lm, pair)
+        assert prefix + continuation == lm.tokenizer("".join(pair))["input_ids"]
+        assert prefix == lm.tokenizer(pair[0])["input_ids"]
+
+
+def test_same_split_as_lm_eval(lm):
+    for pair in PAIRS:
+        assert ids_of(lm, pair) == tuple(map(list, HFLM._encode_pair(lm, *pair)))
+
+
+def test_a_token_that_spans_the_join_is_scored(lm, caplog):
+    """The toy BPE has one token for "the": context "... th", continuation "e"."""
+    whole = lm.tokenizer("jumps over the")["input_ids"]
+    assert len(lm.tokenizer("jumps over th")["input_ids"]) >= len(whole)
+    with caplog.at_level(logging.WARNING):
+        prefix, continuation = ids_of(lm, ("jumps over th", "e"))
+    assert prefix + continuation == whole
+    assert len(continuation) >= 1
+    assert "1 of 1 continuations share a token" in caplog.text
+    (score,) = lm.loglikelihood(tiny.requests([("jumps over th", "e")]))
+    assert math.isfinite(score.nll_sum)
+    assert score.num_tokens == len(continuation)
+
+
+def test_a_join_inside_the_very_first_token_still_has_a_context(lm):
+    whole = lm.tokenizer("the")["input_ids"]
+    assert len(whole) == 1
+    assert ids_of(lm, ("th", "e")) == ([lm.prefix_token_id], whole)
+
+
+def test_trailing_space_of_the_context_belongs_to_the_continuation(lm):
+    spaced = (CONTEXT + " ", "rivers carry salt.")
+    assert ids_of(lm, spaced) == ids_of(lm, (CONTEXT, " rivers carry salt."))
+
+
+def test_empty_context_is_the_prefix_token(lm):
+    prefix, continuation = ids_of(lm, ("", "rivers"))
+    assert prefix == [lm.prefix_token_id]
+    assert continuation == lm.tokenizer("rivers")["input_ids"]
+
+
+@pytest.mark.parametrize("eos", [False, True])
+def test_bos_stands_in_front_once_and_eos_nowhere(eos):
+    lm = hflm(tokenizer=tiny.tokenizer(bos=True, eos=eos))
+    tokens = lm.tokenizer
+    prefix, continuation = ids_of(lm, PAIRS[0])
+    plain = tokens("".join(PAIRS[0]), add_special_tokens=False)["input_ids"]
+    assert prefix + continuation == [tokens.bos_token_id, *plain]
+    assert tokens.eos_token_id not in continuation
+    assert tokens.decode(continuation) == PAIRS[0][1]
+
+
+def test_bos_already_in_the_text_is_not_doubled():
+    lm = hflm(tokenizer=tiny.tokenizer(bos=True))
+    prefix, _ = ids_of(lm, ("<s>" + CONTEXT, " rivers"))
+    assert prefix.count(lm.tokenizer.bos_token_id) == 1
+    assert prefix == ids_of(lm, (CONTEXT, " rivers"))[0]
+
+
+def test_add_bos_token_false_is_obeyed():
+    lm = hflm(tokenizer=tiny.tokenizer(bos=True), add_bos_token=False)
+    prefix, _ = ids_of(lm, (CONTEXT, " rivers"))
+    assert lm.tokenizer.bos_token_id not in prefix
+
+
+def test_special_token_text_in_a_candidate_is_text(lm, caplog):
+    with caplog.at_level(logging.WARNING):
+        prefix, continuation = ids_of(lm, (CONTEXT, " rivers</s> carry"))
+    assert lm.tokenizer.eos_token_id not in continuation
+    assert lm.tokenizer.decode(continuation) == " rivers</s> carry"
+    assert prefix == lm.tokenizer(CONTEXT)["input_ids"]
+    assert "1 of 1 continuations spell a special token" in caplog.text
+
+
+def test_special_tokens_of_a_chat_template_stay_tokens(lm):
+    prefix, _ = ids_of(lm, ("<s>user\nWhy?</s>", " rivers"))
+    assert lm.tokenizer.eos_token_id in prefix
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t "])
+def test_a_blank_candidate_is_refused_with_its_item(lm, blank):
+    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 is empty"):
+        lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, blank)], task="demo"))
+
+
+# ---- length
+
+
+def test_left_truncation_is_the_same_for_all_candidates_and_keeps_bos(caplog):
+    lm = hflm(tokenizer=tiny.tokenizer(bos=True), max_length=60)
+    short, long = " rivers", " rivers carry salt to the sea, " * 2
+    pairs = [(CONTEXT, short), (CONTEXT, long), ("A", " B")]
+    with caplog.at_level(logging.WARNING):
+        found = lm.loglikelihood(tiny.requests(pairs))
+    assert [score.truncated for score in found] == [True, True, False]
+    assert "1 context(s) do not fit" in caplog.text
+    rows = encode(lm, pairs)
+    room = 60 + 1 - len(rows[1].continuation)
+    prefix = (rows[0].prefix[0], *rows[0].prefix[-(room - 1) :])
+    assert prefix[0] == lm.tokenizer.bos_token_id
+    for score, row in zip(found[:2], rows, strict=False):
+        nll = tiny.plain_sums(lm.model, prefix, row.continuation)[0]
+        assert score.nll_sum == pytest.approx(nll, abs=2e-6 * score.num_tokens)
+
+
+def test_longest_input_that_fits_is_not_cut(lm):
+    row = encode(lm, [PAIRS[0]])[0]
+    exact = hflm(max_length=len(row.prefix) + len(row.continuation) - 1)
+    below = hflm(max_length=len(row.prefix) + len(row.continuation) - 2)
+    assert not exact.loglikelihood(tiny.requests(PAIRS[:1]))[0].truncated
+    assert below.loglikelihood(tiny.requests(PAIRS[:1]))[0].truncated
+
+
+def test_a_candidate_longer_than_the_model_has_no_score_and_stops_nothing(caplog):
+    lm = hflm(max_length=20)
+    pairs = [(CONTEXT, " rivers carry salt"), (CONTEXT, " the lazy dog; " * 9)]
+    with caplog.at_level(logging.WARNING):
+        short, long = lm.loglikelihood(tiny.requests(pairs))
+    assert math.isfinite(short.nll_sum)
+    assert math.isnan(long.nll)
+    assert math.isnan(long.raw_sum)
+    assert long.num_tokens == len(encode(lm, pairs)[1].continuation)
+    assert long.truncated
+    assert "1 continuation(s) do not fit at all" in caplog.text
+
+
+def test_max_length_of_a_nested_config_is_found():
+    model = tiny.llama(max_position_embeddings=4096)
+    lm = hflm(model=model)
+    assert lm.max_length == 4096
+
+
+# ---- numerics and models
+
+
+def test_nan_logits_reach_the_score():
+    model = tiny.llama()
+    model.lm_head.weight.data[5] = math.nan
+    (score,) = hflm(model=model).loglikelihood(tiny.requests(PAIRS[:1]))
+    assert math.isnan(score.nll)
+
+
+def test_encoder_decoder_is_refused():
+    config = T5Config(
+        vocab_size=320, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    lm = hflm(model=T5ForConditionalGeneration(config))
+    with pytest.raises(TypeError, match="encoder-decoder"):
+        lm.loglikelihood(tiny.requests(PAIRS[:1]))
+
+
+def test_other_backends_are_refused_with_the_models_that_work():
+    class Steered(HFLM):
+        def _model_call(self, inps, attn_mask=None, labels=None):
+            return super()._model_call(inps) + 1
+
+    for model in (object(), hflm(Steered)):
+        with pytest.raises(TypeError, match="--model hf"):
+            check_supported(model)
+
+
+def test_thinking_is_refused(lm):
+    lm.enable_thinking = True
+    try:
+        with pytest.raises(ValueError, match="enable_thinking"):
+            score_requests(lm, tiny.requests(PAIRS[:1]))
+    finally:
+        lm.enable_thinking = None
+
+
+def test_no_requests_no_scores(lm):
+    assert lm.loglikelihood([]) == []
+
+
+# ---- cache
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    def add_partial(self, kind, arguments, answer):
+        self.seen.append((kind, arguments, answer))
+
+
+def test_every_distinct_request_goes_to_the_cache_once():
+    lm = hflm()
+    lm.cache_hook = Recorder()
+    found = lm.loglikelihood(tiny.requests(PAIRS))
+    assert {kind for kind, _, _ in lm.cache_hook.seen} == {"loglikelihood"}
+    assert sorted(args for _, args, _ in lm.cache_hook.seen) == sorted(set(PAIRS))
+    for _, args, answer in lm.cache_hook.seen:
+        assert answer == found[PAIRS.index(args)]
+
+
+def test_fingerprint_tells_models_apart():
+    same = [model_fingerprint(hflm()) for _ in range(2)]
+    assert same[0] == same[1]
+    requantised = tiny.llama()
+    requantised.lm_head.weight.data += 1e-3
+    others = [
+        hflm(model=tiny.llama(seed=1)),
+        hflm(model=requantised),
+        hflm(model=tiny.llama().to(torch.bfloat16)),
+        hflm(max_length=100),
+        hflm(tokenizer=tiny.tokenizer(bos=True)),
+        hflm(tokenizer=tiny.tokenizer(vocabulary=300)),
+        hflm(model=tiny.llama(rope_theta=500.0)),
+    ]
+    assert len({same[0], *map(model_fingerprint, others)}) == len(others) + 1

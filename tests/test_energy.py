@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_eval_hyprank import energy
+from lm_eval_hyprank.energy import TokenScores, token_scores
+
+
+def reference(logits: torch.Tensor, targets: torch.Tensor) -> TokenScores:
+    """The formulas in float64, all rows at once."""
+    z = logits.double()
+    picked = z.gather(1, targets[:, None])[:, 0]
+    return TokenScores(-picked, z.logsumexp(1), z.argmax(1) == targets)
+
+
+def test_by_hand():
+    """Three tokens over a vocabulary of three, by pencil."""
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0], [-1.0, 3.0, -1.0]])
+    found = token_scores(logits, torch.tensor([0, 2, 1]))
+    e = math.e
+    logz = [math.log(e**2 + e + 1), math.log(3), math.log(e**3 + 2 / e)]
+    assert found.logz.tolist() == pytest.approx(logz, abs=1e-6)
+    assert found.raw.tolist() == [-2.0, 0.0, -3.0]
+    assert found.nll.tolist() == pytest.approx([logz[0] - 2, math.log(3), logz[2] - 3], abs=1e-6)
+    assert found.nll[0].item() == pytest.approx(0.4076, abs=5e-5)
+    assert found.greedy.tolist() == [True, False, True]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    vocabulary=st.integers(2, 500),
+    scale=st.sampled_from([0.01, 1.0, 30.0, 1000.0]),
+    shift=st.sampled_from([0.0, 500.0, -500.0, 3e4]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    block=st.integers(1, 4000),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_float64_whatever_the_blocks(rows, vocabulary, scale, shift, dtype, block, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(rows, vocabulary, generator=generator) * scale + shift).to(dtype)
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    expected = reference(logits, targets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(energy.BLOCK_BYTES, "cpu", block)
+        found = token_scores(logits, targets)
+    assert torch.equal(found.raw, expected.raw)
+    assert torch.equal(found.greedy, logits.argmax(1) == targets)
+    torch.testing.assert_close(found.logz, expected.logz, rtol=1e-6, atol=2e-6)
+    assert (found.nll >= -2e-6 * max(1.0, float(logits.abs().max()))).all()
+
+
+def test_rows_may_be_picked_and_repeated():
+    logits = torch.randn(5, 30)
+    rows, targets = torch.tensor([3, 0, 3, 3]), torch.tensor([1, 2, 3, 1])
+    found, expected = token_scores(logits, targets, rows), token_scores(logits[rows], targets)
+    assert torch.equal(found.nll, expected.nll)
+    assert torch.equal(found.greedy, expected.greedy)
+
+
+def test_highest_token_id_and_single_row():
+    logits = torch.randn(1, 50)
+    found = token_scores(logits, torch.tensor([49]))
+    assert found.raw.item() == -logits[0, 49].item()
+
+
+def test_input_is_left_alone():
+    logits = torch.randn(3, 20)
+    before = logits.clone()
+    token_scores(logits, torch.tensor([0, 1, 2]))
+    assert torch.equal(logits, before)
+
+
+def test_bfloat16_logits_do_not_make_ties():
+    """Sixteen candidates whose NLL a bfloat16 softmax cannot tell apart."""
+    torch.manual_seed(0)
+    logits = (torch.randn(16, 4096) * 3).to(torch.bfloat16)
+    logits[:, 7] = 9.0
+    targets = torch.full((16,), 7)
+    coarse = torch.log_softmax(logits, -1)[:, 7].tolist()
+    fine = token_scores(logits, targets)
+    assert len(set(coarse)) < 16
+    assert len(set(fine.nll.tolist())) == 16
+    exact = reference(logits, targets).nll
+    assert torch.equal(fine.nll.argsort(), exact.argsort())
+
+
+def test_a_nan_logit_gives_a_nan_score_of_its_row_only():
+    logits = torch.randn(3, 20)
+    logits[1, 5] = math.nan
+    found = token_scores(logits, torch.tensor([0, 1, 2]))
+    assert found.nll.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 262_144])
+def test_extra_memory_is_bounded_whatever_the_vocabulary(vocabulary):
+    logits = torch.randn(64, vocabulary)
+    targets = torch.zeros(64, dtype=torch.long)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        token_scores(logits, targets)
+    largest = max(abs(event.self_cpu_memory_usage) for event in profile.events())
+    one_row = 4 * vocabulary
+    assert largest <= max(energy.BLOCK_BYTES["cpu"], one_row)
+
+
+@pytest.mark.slow
+def test_compiled_gives_the_same():
+    logits = torch.randn(7, 300) * 5
+    targets = torch.randint(0, 300, (7,))
+    plain, compiled = token_scores(logits, targets), torch.compile(token_scores)(logits, targets)
+    torch.testing.assert_close(compiled.nll, plain.nll, rtol=0, atol=2e-6)
+    assert torch.equal(compiled.raw, plain.raw)
+    assert torch.equal(compiled.greedy, plain.greedy)

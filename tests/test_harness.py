@@ -1,0 +1,455 @@
+"""Runs through lm-eval's own evaluator, on tiny models and the demo set."""
+
+import copy
+import json
+import logging
+import math
+import shutil
+
+import lm_eval
+import lm_eval.evaluator
+import pytest
+import yaml
+from lm_eval.api.model import LM
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+import lm_eval_hyprank.tasks  # noqa: F401
+from lm_eval_hyprank import ContinuationScore, harness
+from lm_eval_hyprank.datasets.demo import FOLDER as DEMO_FOLDER
+from lm_eval_hyprank.datasets.validation import RANKING_FILE
+from lm_eval_hyprank.metrics import process_results
+from lm_eval_hyprank.models.hf import EnergyHFLM
+from tests import tiny
+from tests.conftest import TASK_CONFIGS
+
+SCORERS = {"nll", "raw", "logz", "nll_sum", "raw_sum", "shortest"}
+METRICS = {"hit@1", "hit@2", "hit@3", "hit@5", "mrr", "win_rate", "tie_rate", "invalid"}
+TASK = "hyprank_demo_energy"
+
+STOCK_TASK = {
+    "task": "stock_choice",
+    "output_type": "multiple_choice",
+    "test_split": "test",
+    "doc_to_text": "question",
+    "doc_to_choice": "choices",
+    "doc_to_target": "answer",
+}
+
+
+VOCABULARY = 2000
+
+
+def model(**changes):
+    """A model with room for the demo set's prompts."""
+    return tiny.llama(VOCABULARY, max_position_embeddings=4096, **changes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A tokenizer that knows the demo set's words, so that its prompts are short."""
+    text = (DEMO_FOLDER / RANKING_FILE).read_text(encoding="utf-8")
+    return tiny.tokenizer(vocabulary=VOCABULARY, corpus=text.splitlines())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    """A tiny model saved as a user would have it."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    model().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stock_task(tmp_path_factory):
+    """An ordinary multiple-choice task on local data."""
+    data = tmp_path_factory.mktemp("stock") / "data.jsonl"
+    rows = [
+        {"question": f"Is {n} even?", "choices": ["yes", "no"], "answer": n % 2} for n in range(6)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return STOCK_TASK | {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+    }
+
+
+def evaluate(tasks, lm="hf", *, folder=None, **options):
+    arguments = {"pretrained": str(folder), "dtype": "float32"} if folder else {}
+    return lm_eval.simple_evaluate(
+        model=lm,
+        model_args=options.pop("model_args", arguments),
+        tasks=tasks,
+        device="cpu",
+        batch_size=8,
+        bootstrap_iters=10,
+        # Only our own tasks: reading lm-eval's thousands takes seconds each time.
+        task_manager=TaskManager(
+            include_path=str(TASK_CONFIGS),
+            include_defaults=False,
+            metadata=options.pop("metadata", {}),
+        ),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return evaluate([TASK], folder=folder)
+
+
+def test_one_row_a_scorer_and_metric_each_with_a_standard_error(run):
+    row = run["results"][TASK]
+    for scorer in SCORERS:
+        for metric in METRICS:
+            assert isinstance(row[f"{metric},{scorer}"], float), (metric, scorer)
+            assert isinstance(row[f"{metric}_stderr,{scorer}"], float), (metric, scorer)
+    assert {key.split(",")[1] for key in row if "," in key} == SCORERS
+
+
+def test_nothing_is_aggregated_by_guess(folder, caplog):
+    with caplog.at_level(logging.WARNING):
+        evaluate([TASK], folder=folder, limit=2)
+    for phrase in ("No aggregation", "aggregation is not", "higher_is_better"):
+        assert phrase not in caplog.text
+
+
+def test_samples_hold_sixteen_scores_a_scorer(run):
+    samples = run["samples"][TASK]
+    assert len(samples) == 12 * len(SCORERS)
+    for sample in samples:
+        assert len(sample["filtered_resps"]) == 16
+        assert all(isinstance(score, float) for score in sample["filtered_resps"])
+        assert len(sample["num_tokens"]) == 16
+        assert sample["truncated"] is False
+        responses = [resps[0] for resps in sample["resps"]]
+        assert all(isinstance(response, ContinuationScore) for response in responses)
+        if sample["filter"] == "nll":
+            assert sample["filtered_resps"] == [response.nll for response in responses]
+        if sample["filter"] == "logz":
+            assert sample["filtered_resps"] == [-response.logz for response in responses]
+        if sample["filter"] == "shortest":
+            sizes = [len(text.encode()) for text in sample["doc"]["candidates"]]
+            assert sample["filtered_resps"] == sizes
+
+
+def test_metrics_can_be_recomputed_from_the_samples_file(run, tmp_path):
+    results = copy.deepcopy(run)  # saving turns what it saves into strings
+    samples = results.pop("samples")
+    tracker = EvaluationTracker(output_path=str(tmp_path / "a" / "b"))
+    tracker.general_config_tracker.model_name_sanitized = "tiny"
+    tracker.save_results_aggregated(results=results, samples=samples)
+    tracker.save_results_samples(task_name=TASK, samples=samples[TASK])
+    (results_file,) = tmp_path.rglob("results_*.json")
+    (samples_file,) = tmp_path.rglob("samples_*.jsonl")
+    saved = json.loads(results_file.read_text(encoding="utf-8"))["results"][TASK]
+    recomputed: dict[str, list[float]] = {}
+    for line in samples_file.read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        scores = [float(score) for score in sample["filtered_resps"]]
+        for metric, value in process_results(sample["doc"], scores).items():
+            recomputed.setdefault(f"{metric},{sample['filter']}", []).append(value)
+    assert len(recomputed) == len(SCORERS) * len(METRICS)
+    for key, values in recomputed.items():
+        assert saved[key] == pytest.approx(sum(values) / len(values), abs=1e-9)
+
+
+def test_the_gold_does_not_sit_at_one_index(run):
+    golds = {s["doc"]["gold"] for s in run["samples"][TASK]}
+    assert len(golds) > 3
+
+
+def test_the_run_says_what_produced_it(run, folder):
+    assert run["hyprank"]["prefix_reuse"] == "shared"
+    assert run["hyprank"]["device"] == "cpu"
+    assert len(run["hyprank"]["model_fingerprint"]) == 16
+
+
+def test_hf_energy_is_known_by_name_and_gives_the_same(run, folder):
+    other = evaluate([TASK], "hf-energy", folder=folder)
+    assert other["results"] == run["results"]
+    assert other["hyprank"] == run["hyprank"]
+
+
+def test_stock_tasks_stay_bit_equal_in_the_same_run(folder, stock_task):
+    harness.uninstall()
+    try:
+        alone = evaluate([dict(stock_task)], folder=folder)
+    finally:
+        harness.install()
+    mixed = evaluate([TASK, dict(stock_task)], folder=folder)
+    assert mixed["results"]["stock_choice"] == alone["results"]["stock_choice"]
+    for ours, stock in zip(
+        mixed["samples"]["stock_choice"], alone["samples"]["stock_choice"], strict=True
+    ):
+        assert ours["resps"] == stock["resps"]
+        assert not any(isinstance(r[0], ContinuationScore) for r in ours["resps"])
+    assert len(mixed["samples"][TASK]) == 12 * len(SCORERS)
+
+
+def test_a_stock_task_runs_on_hf_energy(folder, stock_task):
+    ours = evaluate([dict(stock_task)], "hf-energy", folder=folder)
+    stock = evaluate([dict(stock_task)], folder=folder)
+    assert ours["results"]["stock_choice"]["acc,none"] == pytest.approx(
+        stock["results"]["stock_choice"]["acc,none"]
+    )
+    assert "hyprank" not in stock
+
+
+def test_the_model_is_left_as_it_was(folder):
+    lm = HFLM(pretrained=str(folder), device="cpu", dtype="float32")
+    evaluate([TASK], lm, limit=1)
+    assert "loglikelihood" not in vars(lm)
+
+
+def test_install_is_idempotent_and_reversible():
+    wrapped = lm_eval.evaluator.evaluate
+    harness.install()
+    assert lm_eval.evaluator.evaluate is wrapped
+    harness.uninstall()
+    try:
+        assert lm_eval.evaluator.evaluate is wrapped.without_hyprank
+    finally:
+        harness.install()
+    assert hasattr(lm_eval.evaluator.evaluate, "without_hyprank")
+
+
+# ---- models that cannot give the scores
+
+
+class PairModel(LM):
+    """A backend whose loglikelihood returns plain pairs; counts how often it is asked."""
+
+    asked = 0
+
+    def loglikelihood(self, requests):
+        PairModel.asked += 1
+        return [(-1.0, False) for _ in requests]
+
+    loglikelihood_rolling = generate_until = loglikelihood
+
+
+def test_a_model_of_plain_pairs_is_refused_before_it_is_asked():
+    with pytest.raises(TypeError, match=r"PairModel does not return.*--model hf"):
+        evaluate([TASK], PairModel())
+    assert PairModel.asked == 0
+
+
+@pytest.mark.parametrize("name", ["local-completions", "local-chat-completions"])
+def test_api_models_are_refused_before_the_first_call(name, folder):
+    # Nothing listens on the discard port: a call would fail with another error.
+    arguments = {
+        "model": "m",
+        "base_url": "http://127.0.0.1:9/v1/completions",
+        "tokenizer": str(folder),
+    }
+    with pytest.raises(TypeError, match="--model hf"):
+        evaluate([TASK], name, model_args=arguments, apply_chat_template="chat" in name)
+
+
+# ---- bad numbers
+
+
+def test_a_nan_in_one_candidate_makes_that_paper_invalid(folder, caplog, monkeypatch):
+    lm = EnergyHFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=8)
+    honest = EnergyHFLM.loglikelihood
+
+    def spoilt(self, requests, disable_tqdm=False):
+        found = honest(self, requests, disable_tqdm)
+        found[5] = ContinuationScore(**{**vars(found[5]), "nll_sum": math.nan, "is_greedy": False})
+        return found
+
+    monkeypatch.setattr(EnergyHFLM, "loglikelihood", spoilt)
+    with caplog.at_level(logging.WARNING):
+        results = evaluate([TASK], lm)
+    first = results["samples"][TASK][0]
+    assert first["filter"] == "nll"
+    assert first["invalid"] == 1.0
+    assert "hit@1" not in first
+    row = results["results"][TASK]
+    assert row["invalid,nll"] == pytest.approx(1 / 12)
+    valid = [s["hit@1"] for s in results["samples"][TASK] if s["filter"] == "nll" and "hit@1" in s]
+    assert len(valid) == 11
+    assert row["hit@1,nll"] == pytest.approx(sum(valid) / 11)
+    assert "1 item(s) have candidates without a finite score" in caplog.text
+    assert first["doc"]["paper_id"] in caplog.text
+    assert row["invalid,raw"] == 0.0
+
+
+def test_a_model_of_nan_has_no_metrics_at_all(tokenizer):
+    broken = model()
+    broken.lm_head.weight.data[:] = math.nan
+    lm = EnergyHFLM(pretrained=broken, tokenizer=tokenizer, batch_size=8)
+    row = evaluate([TASK], lm, limit=3)["results"][TASK]
+    assert row["invalid,nll"] == 1.0
+    assert "hit@1,nll" not in row
+    assert row["hit@1,shortest"] >= 0
+
+
+def test_truncation_is_told_per_sample_and_counted(folder, caplog):
+    lm = EnergyHFLM(
+        pretrained=str(folder), device="cpu", dtype="float32", max_length=300, batch_size=8
+    )
+    with caplog.at_level(logging.WARNING):
+        results = evaluate([TASK], lm)
+    cut = {s["doc_id"] for s in results["samples"][TASK] if s["truncated"]}
+    assert cut
+    assert f"{len(cut)} item(s) were scored on a context cut to fit" in caplog.text
+
+
+# ---- limits and samples
+
+
+def test_samples_keep_their_identity_whatever_the_order(run, folder):
+    chosen = evaluate([TASK], folder=folder, samples={TASK: [5, 2, 9]})
+    full = {(s["doc"]["paper_id"], s["filter"]): s for s in run["samples"][TASK]}
+    assert len(chosen["samples"][TASK]) == 3 * len(SCORERS)
+    for sample in chosen["samples"][TASK]:
+        twin = full[sample["doc"]["paper_id"], sample["filter"]]
+        assert sample["doc"] == twin["doc"]
+        assert sample["filtered_resps"] == pytest.approx(twin["filtered_resps"], abs=1e-5)
+
+
+def test_limit_one_has_no_standard_error_and_no_crash(folder):
+    row = evaluate([TASK], folder=folder, limit=1)["results"][TASK]
+    assert row["hit@1_stderr,nll"] == "N/A"
+
+
+def test_num_fewshot_does_not_change_the_prompt(run, folder):
+    other = evaluate([TASK], folder=folder, num_fewshot=5)
+    assert other["samples"][TASK][0]["arguments"] == run["samples"][TASK][0]["arguments"]
+
+
+# ---- the response cache
+
+
+def test_a_second_run_is_served_by_the_cache(run, folder, tmp_path, monkeypatch):
+    cache = str(tmp_path / "cache")
+    first = evaluate([TASK], folder=folder, use_cache=cache)
+
+    def never(*_args, **_kwargs):
+        raise AssertionError("the model was asked although everything is cached")
+
+    monkeypatch.setattr(harness, "score_requests", never)
+    second = evaluate([TASK], folder=folder, use_cache=cache)
+    assert first["results"] == second["results"] == run["results"]
+
+
+def test_after_a_break_only_the_missing_requests_run(run, folder, tmp_path, monkeypatch):
+    cache = str(tmp_path / "cache")
+    honest = harness.score_requests
+
+    class Killed(BaseException):
+        pass
+
+    def break_off(model, requests, **options):
+        honest(model, requests[: 5 * 16], **options)
+        raise Killed
+
+    monkeypatch.setattr(harness, "score_requests", break_off)
+    with pytest.raises(Killed):
+        evaluate([TASK], folder=folder, use_cache=cache)
+
+    asked = []
+
+    def counting(model, requests, **options):
+        asked.extend(requests)
+        return honest(model, requests, **options)
+
+    monkeypatch.setattr(harness, "score_requests", counting)
+    resumed = evaluate([TASK], folder=folder, use_cache=cache)
+    assert len(asked) == 7 * 16
+    assert resumed["results"] == run["results"]
+
+
+def test_another_models_cache_is_refused(folder, tmp_path, tokenizer):
+    cache = str(tmp_path / "cache")
+    evaluate([TASK], folder=folder, use_cache=cache, limit=1)
+    other = tmp_path / "other"
+    model(seed=1).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ValueError, match=r"written by another model.*--use_cache"):
+        evaluate([TASK], folder=other, use_cache=cache, limit=1)
+
+
+def test_changed_weights_under_the_same_name_are_noticed(folder, tmp_path):
+    cache, path = str(tmp_path / "cache"), tmp_path / "model"
+    shutil.copytree(folder, path)
+    evaluate([TASK], folder=path, use_cache=cache, limit=1)
+    model(seed=2).save_pretrained(path)
+    with pytest.raises(ValueError, match="other weights"):
+        evaluate([TASK], folder=path, use_cache=cache, limit=1)
+
+
+def test_a_cache_of_stock_pairs_is_refused(folder, tmp_path, stock_task):
+    cache = str(tmp_path / "cache")
+    evaluate([dict(stock_task)], folder=folder, use_cache=cache)
+    with pytest.raises(ValueError, match=r"kept no record.*--use_cache"):
+        evaluate([TASK], folder=folder, use_cache=cache, limit=1)
+
+
+def test_a_cache_of_ours_serves_a_stock_task_beside(folder, tmp_path, stock_task):
+    cache = str(tmp_path / "cache")
+    tasks = [TASK, dict(stock_task)]
+    first = evaluate(tasks, folder=folder, use_cache=cache, limit=2)
+    second = evaluate([TASK, dict(stock_task)], folder=folder, use_cache=cache, limit=2)
+    assert first["results"] == second["results"]
+
+
+# ---- discovery and configuration
+
+
+def test_the_task_manager_lists_the_tasks_where_they_are_installed():
+    names = TaskManager().all_tasks
+    assert {"researchbench_energy", "researchbench_energy_by_discipline", TASK} <= set(names)
+
+
+def test_configs_are_pure_yaml_that_name_functions_of_the_package():
+    assert not list(TASK_CONFIGS.rglob("*.py"))
+    for path in TASK_CONFIGS.rglob("*.yaml"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if "!function" in line:
+                assert "!function lm_eval_hyprank.tasks." in line, path
+
+
+def test_the_group_has_every_metric_and_scorer_of_its_tasks(folder, valid_folder):
+    group = "researchbench_energy_by_discipline"
+    results = evaluate([group], folder=folder, metadata={"dataset_path": str(valid_folder)})
+    names = [name for name in results["results"] if name != group]
+    assert len(names) == 12
+    for scorer in SCORERS:
+        for metric in METRICS:
+            key = f"{metric},{scorer}"
+            values = [results["results"][name][key] for name in names]
+            assert results["groups"][group][key] == pytest.approx(sum(values) / 12)
+
+
+def test_group_metrics_are_those_the_tasks_emit():
+    emitted = set(process_results({"gold": 0}, [1.0, 2.0]))
+    base = (TASK_CONFIGS / "researchbench" / "_energy.yaml").read_text(encoding="utf-8")
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor("!function", lambda _, node: node.value)
+    listed = [m["metric"] for m in yaml.load(base, loader)["metric_list"]]
+    (group,) = TASK_CONFIGS.rglob("researchbench_energy_by_discipline.yaml")
+    grouped = yaml.safe_load(group.read_text(encoding="utf-8"))["aggregate_metric_list"]
+    assert set(listed) == emitted == {entry["metric"] for entry in grouped}
+
+
+@pytest.mark.parametrize(
+    ("layout", "tail", "separator"),
+    [("inline", "\nHypothesis:", " "), ("block", "\nHypothesis:", "\n")],
+)
+def test_layouts_reach_the_prompt(folder, layout, tail, separator):
+    results = evaluate([TASK], folder=folder, metadata={"layout": layout}, limit=1)
+    context, continuation = results["samples"][TASK][0]["arguments"][0]
+    assert context.startswith("Background:" + separator)
+    assert context.endswith(tail)
+    assert continuation.startswith(separator)
+    assert continuation[1:] == results["samples"][TASK][0]["doc"]["candidates"][0]
+
+
+def test_model_arguments_do_not_reach_the_data_set(folder):
+    arguments = {"pretrained": str(folder), "dtype": "float32", "revision": "main"}
+    assert evaluate([TASK], model_args=arguments, limit=1, metadata=arguments)
