@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
 import lm_eval.evaluator
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import Task
+from lm_eval.evaluator_utils import get_sample_size
 
 import lm_eval_hyprank
 from lm_eval_hyprank.filters import CandidateScore
@@ -49,17 +50,18 @@ def uninstall() -> None:
 def _wrap(evaluate: Any) -> Any:
     @functools.wraps(evaluate)
     def evaluate_with_hyprank(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        tasks = {name for name, task in _leaf_tasks(task_dict) if reads_scores(task)}
+        tasks = {name: task for name, task in _leaf_tasks(task_dict) if reads_scores(task)}
         if not tasks:
             return evaluate(lm, task_dict, *args, **kwargs)
         model = lm.lm if isinstance(lm, CachingLM) else lm
         check_supported(model)
+        check_ranks(model.world_size, tasks, kwargs.get("limit"), kwargs.get("samples"))
         if isinstance(lm, CachingLM):
             check_cache(lm, model)
-        with _hook(model, tasks):
+        with _hook(model, tasks.keys()):
             results = evaluate(lm, task_dict, *args, **kwargs)
         if results is not None:
-            _annotate(results, tasks, model)
+            _annotate(results, tasks.keys(), model)
         return results
 
     evaluate_with_hyprank.without_hyprank = evaluate  # type: ignore[attr-defined]
@@ -85,8 +87,34 @@ def _leaf_tasks(tasks: Any) -> Iterator[tuple[str, Task]]:
             yield name, value
 
 
+def check_ranks(
+    world_size: int,
+    tasks: Mapping[str, Task],
+    limit: float | None,
+    samples: Mapping[str, list[int]] | None,
+) -> None:
+    """Refuses a task with fewer items than processes, on every process alike.
+
+    lm-eval gives each process its share of the items and fails on one that gets none, which
+    leaves the others waiting for it.
+
+    Raises:
+        ValueError: Some process would be left without an item.
+    """
+    for name, task in tasks.items():
+        chosen = (samples or {}).get(name)
+        size = len(chosen) if chosen else len(task.eval_docs)
+        if limit is not None:
+            size = min(size, get_sample_size(task, limit))
+        if size < world_size:
+            raise ValueError(
+                f"{name}: {size} item(s) for {world_size} processes; launch at most {size}, or "
+                "evaluate more items"
+            )
+
+
 @contextmanager
-def _hook(model: Any, tasks: set[str]) -> Iterator[None]:
+def _hook(model: Any, tasks: Collection[str]) -> Iterator[None]:
     """Has the model answer requests of ``tasks`` with continuation scores, others as before."""
     if isinstance(model, EnergyHFLM):
         yield
@@ -138,7 +166,7 @@ def check_cache(cache: CachingLM, model: Any) -> None:
         )
 
 
-def _annotate(results: dict[str, Any], tasks: set[str], model: Any) -> None:
+def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
     """Adds what the harness does not keep: token counts, cuts, and what produced the scores."""
     samples = results.get("samples") or {}
     for task in tasks & samples.keys():

@@ -81,3 +81,22 @@ def valid_folder(
 ) -> Path:
     """A folder with twelve valid papers."""
     return write_folder(ranking_rows, paper_rows)
+
+
+def _small_model(name: str) -> Path:
+    folder = _REPOSITORY / ".models" / name
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}; `make models` gets it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A small real model of the Llama family."""
+    return _small_model("SmolLM2-135M-Instruct")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """A small real model with a sliding window and a vocabulary of 262,144."""
+    return _small_model("gemma-3-270m")

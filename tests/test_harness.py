@@ -322,6 +322,18 @@ def test_num_fewshot_does_not_change_the_prompt(run, folder):
     assert other["samples"][TASK][0]["arguments"] == run["samples"][TASK][0]["arguments"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "samples"), [(1, None), (0.1, None), (None, {TASK: [3]}), (None, {TASK: [1, 2]})]
+)
+def test_fewer_items_than_processes_are_refused(folder, limit, samples):
+    class ThreeRanks(HFLM):
+        world_size = 3
+
+    lm = ThreeRanks(pretrained=str(folder), device="cpu", dtype="float32")
+    with pytest.raises(ValueError, match=r"[12] item\(s\) for 3 processes"):
+        evaluate([TASK], lm, limit=limit, samples=samples)
+
+
 # ---- the response cache
 
 

@@ -1,0 +1,47 @@
+"""Run by `accelerate launch`: an evaluation on real ranks, as lm-eval's hf has them on GPUs.
+
+Arguments: the model's folder, the folder for results, then NAME=VALUE: limit=N, fail=RANK.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+import lm_eval_hyprank.tasks  # noqa: F401
+from lm_eval_hyprank.models.hf import EnergyHFLM
+from tests.conftest import TASK_CONFIGS
+
+folder, output = sys.argv[1:3]
+options = {name: int(value) for name, _, value in (arg.partition("=") for arg in sys.argv[3:])}
+
+
+class Ranked(EnergyHFLM):
+    """What `HFLM` does with several GPUs, on CPUs, where it leaves every process at rank 0."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self._rank = self.accelerator.local_process_index
+        self._world_size = self.accelerator.num_processes
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        if options.get("fail") == self.rank:
+            raise RuntimeError(f"no score for {requests[0].doc['paper_id']}")
+        return super().loglikelihood(requests, disable_tqdm)
+
+
+lm = Ranked(pretrained=folder, device="cpu", dtype="float32", batch_size=8)
+results = lm_eval.simple_evaluate(
+    model=lm,
+    tasks=["hyprank_demo_energy"],
+    limit=options.get("limit"),
+    task_manager=TaskManager(include_path=str(TASK_CONFIGS), include_defaults=False),
+)
+if results is not None:
+    kept = {
+        "results": results["results"],
+        "papers": [sample["doc"]["paper_id"] for sample in results["samples"]["hyprank_demo_energy"]],
+    }
+    Path(output, "results.json").write_text(json.dumps(kept), encoding="utf-8")
