@@ -55,7 +55,7 @@ def _wrap(evaluate: Any) -> Any:
             return evaluate(lm, task_dict, *args, **kwargs)
         model = lm.lm if isinstance(lm, CachingLM) else lm
         check_supported(model)
-        check_ranks(model.world_size, tasks, kwargs.get("limit"), kwargs.get("samples"))
+        check_items(model.world_size, tasks, kwargs.get("limit"), kwargs.get("samples"))
         if isinstance(lm, CachingLM):
             check_cache(lm, model)
         with _hook(model, tasks.keys()):
@@ -87,22 +87,27 @@ def _leaf_tasks(tasks: Any) -> Iterator[tuple[str, Task]]:
             yield name, value
 
 
-def check_ranks(
+def check_items(
     world_size: int,
     tasks: Mapping[str, Task],
     limit: float | None,
     samples: Mapping[str, list[int]] | None,
 ) -> None:
-    """Refuses a task with fewer items than processes, on every process alike.
+    """Refuses a choice of items that lm-eval would take another way than it was meant.
 
-    lm-eval gives each process its share of the items and fails on one that gets none, which
-    leaves the others waiting for it.
+    It skips negative indices of ``--samples`` and takes repeated ones once, without a word; and
+    it gives each process its share of the items and fails on one that gets none, which leaves
+    the others waiting for it.
 
     Raises:
-        ValueError: Some process would be left without an item.
+        ValueError: An index is negative or repeated, or some process would have no item.
     """
     for name, task in tasks.items():
         chosen = (samples or {}).get(name)
+        if chosen and (min(chosen) < 0 or len(set(chosen)) < len(chosen)):
+            raise ValueError(
+                f"--samples of {name} is {chosen}; give indices from 0, each of them once"
+            )
         size = len(chosen) if chosen else len(task.eval_docs)
         if limit is not None:
             size = min(size, get_sample_size(task, limit))

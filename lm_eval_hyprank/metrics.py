@@ -60,7 +60,8 @@ def _hit_at(k: int) -> Callable[[Sequence[float]], float]:
 
     aggregate.__name__ = f"hit_at_{k}"
     aggregate.__doc__ = f"Share of ranks (1 is best) that are at most {k}."
-    return register_aggregation(f"hit@{k}")(aggregate)
+    register_aggregation(f"hit@{k}")(aggregate)
+    return aggregate
 
 
 hit_at_1, hit_at_2, hit_at_3, hit_at_5 = (_hit_at(k) for k in HIT_KS)

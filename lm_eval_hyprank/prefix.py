@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_hyprank.energy import TokenScores, token_scores
 
@@ -23,12 +23,13 @@ POOL_ROWS = 256
 """Rows of many prefixes that are batched whole before their results are handed out."""
 
 CHECK_TOKENS = 16
-"""Tokens scored by the self-check, and what its prefix has beyond the attention window."""
+"""Tokens of the longest continuation in the self-check, and the least of its prefix."""
 
-CHECK_TOLERANCE = {torch.float16: 0.1, torch.bfloat16: 0.5}
-"""Nats a token by which reuse may differ from a plain pass, by the model's dtype.
+CHECK_TOLERANCE = 1e-4
+"""Nats by which the self-check lets a continuation's mean score differ from a plain pass.
 
-In half precision two right implementations differ by this much; other dtypes: 1e-4.
+Or, where the model's dtype is coarser than that, one unit in the last place of its largest
+logit: the difference between two right implementations.
 """
 
 
@@ -49,11 +50,13 @@ class Batching:
             device runs out of memory. One sequence always goes, however long.
         min_saving: Prefix tokens that sharing must save for a group of continuations to get a
             pass of its own; below it, sequences of many groups are batched whole.
+        pass_tokens: What a forward pass costs beside its tokens, in tokens.
     """
 
     max_sequences: int | None
     max_tokens: int
     min_saving: int
+    pass_tokens: int = 16
 
     @classmethod
     def for_model(cls, model: Any, device: torch.device, max_sequences: int | None) -> Batching:
@@ -66,26 +69,41 @@ class Batching:
             return cls(max_sequences, max(64, min(512, 2**28 // row_bytes)), 256)
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
         # Logits and their float32 copies take about three rows a token; leave half for the rest.
-        return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096)
+        return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096, 512)
 
-    def take(self, lengths: Sequence[int]) -> int:
-        """How many of these sequences, longest first, go into the next forward pass.
+    def plan(self, lengths: Sequence[int]) -> list[int]:
+        """Cuts sequences into batches so that padding and passes together cost least.
+
+        A batch of ``n`` sequences costs ``n`` times its longest, and ``pass_tokens`` for the
+        pass; the cheapest cut of the sorted list is found by dynamic programming.
 
         Args:
-            lengths: Tokens of each sequence, descending; not empty.
+            lengths: Tokens of each sequence, descending.
+
+        Returns:
+            The size of each batch, in order; they add up to ``len(lengths)``.
         """
-        count = max(1, self.max_tokens // max(1, lengths[0]))
-        if self.max_sequences is not None:
-            count = min(count, self.max_sequences)
-        return min(count, len(lengths))
+        limit = self.max_sequences or len(lengths)
+        cost = [0] * (len(lengths) + 1)  # of all from here on
+        size = [0] * len(lengths)  # of the batch that begins here
+        for start in reversed(range(len(lengths))):
+            most = min(limit, len(lengths) - start, self.max_tokens // max(1, lengths[start]))
+            cost[start], size[start] = min(
+                (lengths[start] * count + self.pass_tokens + cost[start + count], count)
+                for count in range(1, max(1, most) + 1)
+            )
+        sizes: list[int] = []
+        while (done := sum(sizes)) < len(lengths):
+            sizes.append(size[done])
+        return sizes
 
 
-def _read_only(layer: DynamicLayer) -> None:
+def _read_only(layer: Any) -> None:
     """Makes a cache layer hand out prefix + new keys and values without storing the new."""
     keys, values = layer.keys, layer.values
 
     def update(
-        self: DynamicLayer, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+        key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         batch = key_states.shape[0]
         return (
@@ -93,7 +111,7 @@ def _read_only(layer: DynamicLayer) -> None:
             torch.cat([values.expand(batch, -1, -1, -1), value_states], dim=-2),
         )
 
-    layer.update = MethodType(update, layer)
+    layer.update = update
 
 
 class _SharedPrefix:
@@ -101,15 +119,17 @@ class _SharedPrefix:
 
     name = "shared"
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Any) -> None:
         for layer in cache.layers:
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-                raise TypeError(f"{type(layer).__name__} has no keys to share")
-            if layer.is_initialized:
-                _read_only(layer)
+            if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+                if layer.is_initialized:
+                    _read_only(layer)
+            # Layers that use the keys of another one have a placeholder, which holds nothing.
+            elif type(layer).__name__ != "DummyLayer":
+                raise TypeError(f"{type(layer).__name__} has more to share than keys and values")
         self.cache = cache
 
-    def expanded(self, batch: int) -> Cache:
+    def expanded(self, batch: int) -> Any:
         return self.cache
 
 
@@ -118,15 +138,12 @@ class _CopiedPrefix:
 
     name = "copied"
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Any) -> None:
         self.cache = cache
 
-    def expanded(self, batch: int) -> Cache:
+    def expanded(self, batch: int) -> Any:
         copied = copy.deepcopy(self.cache)
-        device = next(
-            (layer.device for layer in copied.layers if getattr(layer, "device", None)), None
-        )
-        copied.reorder_cache(torch.zeros(batch, dtype=torch.long, device=device))
+        copied.reorder_cache(torch.zeros(batch, dtype=torch.long))
         return copied
 
 
@@ -162,11 +179,13 @@ class Engine:
         # A PEFT wrapper takes *args and **kwargs; what it passes on is what its base accepts.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.accepts = frozenset(inspect.signature(base.forward).parameters)
-        self.reuse: type[_SharedPrefix] | type[_CopiedPrefix] | None = None
+        self.rope_switch = _rope_switch(model)
+        self.reuse: _Strategy | None = None
+        self.untried: list[_Strategy] = [_SharedPrefix, _CopiedPrefix]
         self.checked_tokens = 0
 
     def score(self, rows: Sequence[Row]) -> Iterator[list[tuple[int, TokenScores]]]:
-        """Scores rows, longest prefix first.
+        """Scores rows, longest prefix first; the order of the rows changes no digit.
 
         Args:
             rows: What to score; prefix and continuation not empty. Duplicates cost nothing.
@@ -175,14 +194,15 @@ class Engine:
             Finished rows, each as its index in ``rows`` and the scores of its continuation's
             tokens, on the CPU. All rows of one prefix are in the same list.
         """
-        groups: dict[Sequence[int], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)
         pool: list[int] = []
-        for prefix, members in sorted(groups.items(), key=lambda group: -len(group[0])):
+        for prefix, members in sorted(groups.items(), key=lambda group: (-len(group[0]), group[0])):
             continuations = [rows[index].continuation for index in members]
             distinct = len({tuple(continuation[:-1]) for continuation in continuations})
-            if self.reuse and len(prefix) * (distinct - 1) >= self.batching.min_saving:
+            saves = len(prefix) * (distinct - 1) >= self.batching.min_saving
+            if self.reuse and saves and not self._straddles(prefix, continuations):
                 yield list(zip(members, self.score_on_prefix(prefix, continuations), strict=True))
                 continue
             pool += members
@@ -212,7 +232,8 @@ class Engine:
             dropped = ids.shape[1] - logits.shape[1]
             self._pick(logits, [(p, f - dropped, i) for p, f, i in wanted], rows, scores)
 
-        self._in_batches(list(sequences), run)
+        for beyond in (True, False):
+            self._in_batches([s for s in sequences if (len(s) > self.rope_switch) is beyond], run)
         return [scores[index] for index in range(len(rows))]
 
     def score_on_prefix(
@@ -234,7 +255,9 @@ class Engine:
         rest: dict[int, TokenScores] = {}
 
         def run(batch: list[tuple[int, ...]]) -> None:
-            logits = self._forward(self._padded(batch), cached, start=len(prefix))
+            # A single token would take the path for generation, which in some state-space models
+            # (Zamba 2, Nemotron-H) computes something slightly different.
+            logits = self._forward(self._padded(batch, 2), cached, start=len(prefix))
             wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
             self._pick(logits, wanted, [Row(prefix, row.continuation[1:]) for row in rows], rest)
 
@@ -247,37 +270,65 @@ class Engine:
     def check(self, row: Row) -> None:
         """Finds out how this model's prefix can be reused, if at all.
 
-        Scores one small group both ways, token by token, on a prefix that overruns the
-        attention window where ``row`` is long enough to. Each way of reuse is tried in turn;
-        the first that reproduces the plain forward pass is kept for :meth:`score`. Where none
-        does (recurrent layers that ignore the state handed to them, models that return no
-        cache, virtual-token adapters), one warning says so and :meth:`score` makes whole
-        passes only. Does nothing for a row whose like was checked before.
+        Scores one small group both ways: the last tokens of ``row`` and others like them, after
+        all that stands before. Each way of reuse is tried in turn; the first that reproduces the
+        plain forward pass is kept for :meth:`score`. Where none does (recurrent layers that
+        ignore the state handed to them, models that return no cache, virtual-token adapters), one
+        warning says so and :meth:`score` makes whole passes only. Does nothing for a row no
+        longer than one checked before.
 
         Args:
-            row: The longest row that will be scored.
+            row: The row with the longest prefix that will be scored: what goes wrong may do so
+                only beyond an attention window, a chunk or a number of attended tokens.
+
+        Raises:
+            TypeError: The model is not causal: what it predicts depends on what follows.
         """
-        prefix = list(row.prefix)[-(_attention_window(self.model) + CHECK_TOKENS) :]
-        if len(prefix) <= self.checked_tokens:
+        tokens = [*row.prefix, *row.continuation]
+        if len(tokens) <= self.checked_tokens or not self.untried:
             return
-        self.checked_tokens = len(prefix)
-        tail = (list(row.continuation) * CHECK_TOKENS)[:CHECK_TOKENS]
-        # Three lengths in batches of two: one row is padded, and the cache is used twice.
-        continuations = [tail, tail[::-1][: CHECK_TOKENS // 2], tail[: CHECK_TOKENS // 4]]
+        self.checked_tokens = len(tokens)
+        if len(tokens) < 2 * CHECK_TOKENS:
+            tokens = (tokens * CHECK_TOKENS)[: 2 * CHECK_TOKENS]
+        prefix, tail = tokens[:-CHECK_TOKENS], tokens[-CHECK_TOKENS:]
+        other = tail[::-1][: CHECK_TOKENS // 2]
+        if self._straddles(prefix, [tail]):
+            del prefix[-CHECK_TOKENS:]
+        # In batches of two, one row is padded; the third has a single token to feed and finds
+        # the prefix used before.
+        continuations = [tail, other, tail[:2]]
         batching, self.batching = self.batching, replace(self.batching, max_sequences=2)
         try:
-            expected = self.score_whole([Row(prefix, c) for c in continuations])
+            expected = self.score_whole([Row(prefix, tail), Row(prefix, other)])
+            expected.append(expected[0][:2])
+            if not all(scores.nll.isfinite().all() for scores in expected):
+                self.reuse = None  # a model of NaN agrees with nothing: take the reference
+                return
+            scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
+            tolerance = max(CHECK_TOLERANCE, torch.finfo(self._dtype()).eps * scale)
+            # Both follow the same prefix, so their first tokens have the same logits.
+            if _off(expected[0].logz[:1], expected[1].logz[:1]) > tolerance:
+                raise TypeError(
+                    f"what {type(self.model).__name__} predicts after a text depends on what "
+                    "follows the text (attention in both directions, or padding that is seen), so "
+                    "a continuation has no score of its own. Use a causal language model."
+                )
             problems = []
-            for self.reuse in (_SharedPrefix, _CopiedPrefix):
+            while self.untried:
+                self.reuse = self.untried[0]
                 try:
                     found = self.score_on_prefix(prefix, continuations)
                 except Exception as error:  # a model may raise anything on a cache it cannot use
                     problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
-                    continue
-                off = max(_distance(a, b) for a, b in zip(found, expected, strict=True))
-                if off <= CHECK_TOLERANCE.get(self._dtype(), 1e-4):
-                    return
-                problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
+                else:
+                    off = max(
+                        max(_off(f.nll, e.nll), _off(f.raw, e.raw))
+                        for f, e in zip(found, expected, strict=True)
+                    )
+                    if off <= tolerance:
+                        return
+                    problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
+                del self.untried[0]
         finally:
             self.batching = batching
         self.reuse = None
@@ -287,6 +338,11 @@ class Engine:
             type(self.model).__name__,
             "; ".join(problems),
         )
+
+    def _straddles(self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]) -> bool:
+        """Whether the prefix alone has other rotary frequencies than with a continuation."""
+        longest = max(map(len, continuations))
+        return len(prefix) <= self.rope_switch < len(prefix) + max(2, longest - 1)
 
     def _dtype(self) -> torch.dtype:
         with self.autocast():
@@ -299,24 +355,28 @@ class Engine:
     ) -> None:
         """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
         pending = sorted(sequences, key=len, reverse=True)
+        sizes = self.batching.plan([len(sequence) for sequence in pending])
         while pending:
-            count = self.batching.take([len(sequence) for sequence in pending])
+            count = sizes.pop(0)
             try:
                 run(pending[:count])
             except Exception as error:
                 if count == 1 or not should_reduce_batch_size(error):
                     raise
-                self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
-                clear_device_cache(garbage_collection=True)
-                logger.warning(
-                    "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
-                )
+            else:
+                pending = pending[count:]
                 continue
-            pending = pending[count:]
+            # Out here the error is gone, and with it its hold on the tensors of the failed pass.
+            self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
+            sizes = self.batching.plan([len(sequence) for sequence in pending])
+            clear_device_cache(garbage_collection=True)
+            logger.warning(
+                "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
+            )
 
-    def _padded(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _padded(self, sequences: Sequence[Sequence[int]], least: int = 1) -> torch.Tensor:
         """Right-pads to ``[len(sequences), longest]``; the padding is masked by causality."""
-        width = max(len(sequence) for sequence in sequences)
+        width = max(least, *(len(sequence) for sequence in sequences))
         ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
@@ -348,7 +408,8 @@ class Engine:
         elif keep:
             options["logits_to_keep"] = keep
         # Virtual-token adapters return logits for their own tokens in front.
-        return self._call(ids, **options).logits[:, -width:]
+        logits: torch.Tensor = self._call(ids, **options).logits[:, -width:]
+        return logits
 
     def _pick(
         self,
@@ -385,20 +446,30 @@ class Engine:
             start = end
 
 
-def _distance(found: TokenScores, expected: TokenScores) -> float:
-    """Largest difference of a token's NLL or raw energy, in nats; NaN counts as infinite."""
-    difference = torch.stack([found.nll - expected.nll, found.raw - expected.raw]).abs()
-    return float(difference.nan_to_num(nan=float("inf")).max())
+def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Mean absolute difference; NaN counts as infinite."""
+    return float((found - expected).abs().mean().nan_to_num(nan=float("inf")))
 
 
 def _parameter_dtype(model: Any) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def _attention_window(model: Any) -> int:
-    """The widest local attention of the model in tokens; 0 where all attention is global."""
+def _rope_switch(model: Any) -> int:
+    """The length beyond which rotary embeddings change for every position of a sequence.
+
+    So they do in models with ``longrope`` (Phi-3 and Phi-4 mini with 128k tokens): the keys of a
+    shorter prefix are of no use to a longer sequence, nor may padding make a sequence longer.
+    """
     config = model.config.get_text_config()
-    names = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
-    return max(
-        (size for name in names if isinstance(size := getattr(config, name, None), int)), default=0
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One set for all layers, or one for each type of layer.
+    sets = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
+    return min(
+        (
+            part["original_max_position_embeddings"]
+            for part in sets
+            if part.get("rope_type") == "longrope"
+        ),
+        default=sys.maxsize,
     )

@@ -14,15 +14,15 @@ from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKIN
 
 Rows = list[dict[str, Any]]
 
-_REPOSITORY = Path(__file__).parents[1]
-TASK_CONFIGS = _REPOSITORY / "task_configs"
+ROOT = Path(__file__).parents[1]
+TASK_CONFIGS = ROOT / "task_configs"
 
 
 @pytest.fixture(scope="session")
 def researchbench_dir() -> Path:
     """The real data, which may not be redistributed and so is not part of the repository."""
     named = os.environ.get("HYPRANK_RESEARCHBENCH")
-    folder = Path(named) if named else _REPOSITORY.parent / "shared" / "data" / "researchbench"
+    folder = Path(named) if named else ROOT.parent / "shared" / "data" / "researchbench"
     if not (folder / RANKING_FILE).is_file():
         pytest.skip(f"no ResearchBench data in {folder}; set HYPRANK_RESEARCHBENCH to its folder")
     return folder
@@ -84,7 +84,7 @@ def valid_folder(
 
 
 def _small_model(name: str) -> Path:
-    folder = _REPOSITORY / ".models" / name
+    folder = ROOT / ".models" / name
     if not folder.is_dir():
         pytest.skip(f"no {folder}; `make models` gets it")
     return folder

@@ -312,6 +312,12 @@ def test_samples_keep_their_identity_whatever_the_order(run, folder):
         assert sample["filtered_resps"] == pytest.approx(twin["filtered_resps"], abs=1e-5)
 
 
+@pytest.mark.parametrize("indices", [[-1], [0, -2], [3, 3]])
+def test_negative_and_repeated_samples_are_refused(folder, indices):
+    with pytest.raises(ValueError, match=r"--samples of hyprank_demo_energy.*from 0, each"):
+        evaluate([TASK], folder=folder, samples={TASK: indices})
+
+
 def test_limit_one_has_no_standard_error_and_no_crash(folder):
     row = evaluate([TASK], folder=folder, limit=1)["results"][TASK]
     assert row["hit@1_stderr,nll"] == "N/A"

@@ -14,11 +14,10 @@ import pytest
 from lm_eval_hyprank.datasets.demo import FOLDER as DEMO_FOLDER
 from lm_eval_hyprank.datasets.validation import RANKING_FILE
 from tests import tiny
-from tests.conftest import TASK_CONFIGS
+from tests.conftest import ROOT, TASK_CONFIGS
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 TASK = "hyprank_demo_energy"
 LAUNCH = [
     # Without a GPU, --multi_gpu starts the processes all the same; with --cpu, accelerate leaves

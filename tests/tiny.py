@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lm_eval_hyprank.energy import TokenScores
+from lm_eval_hyprank.prefix import Row
 
 CORPUS = [
     "Background: the sea is salt.\nResearch Question: why is the sea salt?\nHypothesis: rivers.",
@@ -79,3 +83,18 @@ def plain_sums(
     logz = logits.logsumexp(1)
     greedy = bool((logits.argmax(1) == ids[0, len(prefix) :]).all())
     return float((logz - target).sum()), float(-target.sum()), float(logz.sum()), greedy
+
+
+def plain_scores(model: Any, row: Row) -> TokenScores:
+    """Scores by the formulas, in float64, from one forward pass over the sequence alone.
+
+    Positions are counted from the end: adapters may put tokens of their own in front.
+    """
+    ids = torch.tensor([[*row.prefix, *row.continuation]])
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    options = {"use_cache": False} if "use_cache" in signature(base.forward).parameters else {}
+    with torch.no_grad():
+        logits = model(input_ids=ids[:, :-1], **options).logits[0, -len(row.continuation) :]
+    logits, targets = logits.double(), ids[0, len(row.prefix) :]
+    picked = logits.gather(1, targets[:, None])[:, 0]
+    return TokenScores(-picked, logits.logsumexp(1), logits.argmax(1) == targets)

@@ -42,6 +42,8 @@ results = lm_eval.simple_evaluate(
 if results is not None:
     kept = {
         "results": results["results"],
-        "papers": [sample["doc"]["paper_id"] for sample in results["samples"]["hyprank_demo_energy"]],
+        "papers": [
+            sample["doc"]["paper_id"] for sample in results["samples"]["hyprank_demo_energy"]
+        ],
     }
     Path(output, "results.json").write_text(json.dumps(kept), encoding="utf-8")

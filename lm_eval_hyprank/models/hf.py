@@ -354,5 +354,5 @@ def _engine(lm: HFLM, rows: Sequence[Row]) -> Engine:
         batching = Batching.for_model(lm.model, lm.device, limit)
         engine = lm._hyprank_engine = Engine(lm.model, lm.device, batching, autocast)
     if rows:
-        engine.check(max(rows, key=lambda row: len(row.prefix) + len(row.continuation)))
+        engine.check(max(rows, key=lambda row: len(row.prefix)))
     return engine

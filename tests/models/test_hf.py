@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from transformers import T5Config, T5ForConditionalGeneration
+from tokenizers import normalizers
+from transformers import LlamaConfig, T5Config, T5ForConditionalGeneration
 
 from lm_eval_hyprank import ContinuationScore
 from lm_eval_hyprank.models.hf import (
@@ -140,6 +141,18 @@ def test_ids_are_those_of_the_joined_text(lm):
         assert prefix == lm.tokenizer(pair[0])["input_ids"]
 
 
+def test_a_dummy_space_at_the_start_of_every_text_is_there_once():
+    """Llama's and Mistral's legacy tokenizers put a space before whatever they are given."""
+    tokens = tiny.tokenizer(bos=True)
+    tokens.backend_tokenizer.normalizer = normalizers.Prepend(" ")
+    lm = hflm(tokenizer=tokens)
+    for pair in PAIRS:
+        prefix, continuation = ids_of(lm, pair)
+        assert prefix + continuation == tokens("".join(pair))["input_ids"]
+        assert prefix == tokens(pair[0])["input_ids"]
+        assert tokens.decode(continuation) == pair[1]
+
+
 def test_same_split_as_lm_eval(lm):
     for pair in PAIRS:
         assert ids_of(lm, pair) == tuple(map(list, HFLM._encode_pair(lm, *pair)))
@@ -262,9 +275,13 @@ def test_a_candidate_longer_than_the_model_has_no_score_and_stops_nothing(caplog
 
 
 def test_max_length_of_a_nested_config_is_found():
-    model = tiny.llama(max_position_embeddings=4096)
+    model = tiny.llama(max_position_embeddings=64)
+    model.config.text_config = LlamaConfig(max_position_embeddings=131_072)
     lm = hflm(model=model)
-    assert lm.max_length == 4096
+    assert lm.max_length == 131_072
+    long = "Background: the sea is salt. " * 40
+    assert len(encode(lm, [(long, " r")])[0].prefix) > 64
+    assert not lm.loglikelihood(tiny.requests([(long, " rivers")]))[0].truncated
 
 
 # ---- numerics and models

@@ -1,0 +1,1 @@
+"""Measurements against stock lm-eval; ratios only, nothing is asserted."""
