@@ -354,7 +354,7 @@ class Engine:
         self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
     ) -> None:
         """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
-        pending = sorted(sequences, key=len, reverse=True)
+        pending = sorted(sequences, key=lambda sequence: (-len(sequence), sequence))
         sizes = self.batching.plan([len(sequence) for sequence in pending])
         while pending:
             count = sizes.pop(0)

@@ -1,0 +1,685 @@
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import (
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    TaskType,
+    get_peft_model,
+)
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lm_eval_hyprank.energy import TokenScores
+from lm_eval_hyprank.prefix import Batching, Engine, Row, _CopiedPrefix, _SharedPrefix
+from tests import families, tiny
+
+VOCABULARY = 320
+TOLERANCE = 5e-6
+"""Nats a token by which two ways through a tiny model may differ in float32."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """More threads than one only wait for each other over models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def llama() -> Any:
+    return tiny.llama(VOCABULARY)
+
+
+@functools.cache
+def plain(row: Row) -> TokenScores:
+    """The scores of a row from a plain pass of that model over the row alone."""
+    return tiny.plain_scores(llama(), row)
+
+
+def engine_of(
+    model: Any, max_sequences: int | None = 3, max_tokens: int = 512, min_saving: int = 1
+) -> Engine:
+    return Engine(model, torch.device("cpu"), Batching(max_sequences, max_tokens, min_saving))
+
+
+def checked(model: Any, **options: Any) -> Engine:
+    engine = engine_of(model, **options)
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    return engine
+
+
+def tokens(count: int, seed: int = 0, vocabulary: int = families.VOCABULARY) -> tuple[int, ...]:
+    """Random tokens that are no special ones."""
+    return tuple(random.Random(seed).choices(range(3, vocabulary), k=count))
+
+
+def scored(engine: Engine, rows: list[Row]) -> list[TokenScores]:
+    """Scores in the order of the rows, each of which has to come exactly once."""
+    found = [pair for part in engine.score(rows) for pair in part]
+    assert sorted(index for index, _ in found) == list(range(len(rows)))
+    return [scores for _, scores in sorted(found, key=lambda pair: pair[0])]
+
+
+def off(found: TokenScores, expected: TokenScores) -> float:
+    assert len(found.nll) == len(expected.nll)
+    return max(
+        float((getattr(found, name) - getattr(expected, name)).abs().max())
+        for name in ("nll", "raw", "logz")
+    )
+
+
+def identical(found: list[TokenScores], expected: list[TokenScores]) -> bool:
+    return all(
+        torch.equal(a.raw, b.raw) and torch.equal(a.logz, b.logz)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+# Groups
+
+
+@st.composite
+def groups(draw: Any) -> list[Row]:
+    """Rows of a few prefixes in any order, candidates related in all the ways they may be."""
+    dice = random.Random(draw(st.integers(0, 2**32)))
+    some = functools.partial(dice.choices, range(3, VOCABULARY))
+    rows: list[Row] = []
+    prefix: list[int] = []
+    for _ in range(draw(st.integers(1, 3))):
+        # Some prefixes begin like the one before.
+        shared = prefix[: draw(st.integers(0, 20))]
+        prefix = [*shared, *some(k=draw(st.integers(1, 150)))]
+        candidates: list[list[int]] = []
+        for _ in range(draw(st.one_of(st.integers(1, 6), st.integers(1, 64)))):
+            kind = dice.choice(["new", "short", "one", "same", "start", "longer", "like"])
+            earlier = dice.choice(candidates) if candidates else some(k=5)
+            candidates.append(
+                {
+                    "new": lambda: some(k=dice.randint(1, 200)),
+                    "short": lambda: some(k=dice.randint(1, 10)),
+                    "one": lambda: some(k=1),
+                    "same": lambda earlier=earlier: list(earlier),
+                    "start": lambda earlier=earlier: earlier[: dice.randint(1, len(earlier))],
+                    "longer": lambda earlier=earlier: [*earlier, *some(k=3)][:200],
+                    "like": lambda earlier=earlier: [earlier[0], *some(k=4)],
+                }[kind]()
+            )
+        rows += [Row(tuple(prefix), tuple(candidate)) for candidate in candidates]
+    dice.shuffle(rows)
+    return rows
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=groups(),
+    max_sequences=st.sampled_from([1, 2, 3, 16, 64, None]),
+    max_tokens=st.sampled_from([1, 50, 512, 4096]),
+    min_saving=st.sampled_from([0, 256, 10**9]),
+    reuse=st.sampled_from([None, _SharedPrefix, _CopiedPrefix]),
+)
+def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_saving, reuse):
+    engine = engine_of(llama(), max_sequences, max_tokens, min_saving)
+    engine.reuse = reuse
+    parts = list(engine.score(rows))
+    prefixes = [{rows[index].prefix for index, _ in part} for part in parts]
+    assert sum(map(len, prefixes)) == len({row.prefix for row in rows})
+    found = [pair for part in parts for pair in part]
+    assert sorted(index for index, _ in found) == list(range(len(rows)))
+    for index, scores in found:
+        expected = plain(rows[index])
+        assert off(scores, expected) <= TOLERANCE
+        assert torch.equal(scores.greedy, expected.greedy)
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
+def test_the_order_of_rows_changes_no_digit(reuse):
+    """Nor does scoring a second time: what is cached for a prefix is read and left alone."""
+    rows = [
+        Row(tokens(length, length), tokens(count, 10 * length + count))
+        for length in (50, 40, 3)
+        for count in (12, 12, 9, 5, 5, 2, 1)
+    ]
+    engine = engine_of(llama(), max_sequences=4)
+    engine.reuse = reuse
+    first = scored(engine, rows)
+    assert identical(scored(engine, rows), first)
+    order = random.Random(0).sample(range(len(rows)), len(rows))
+    again = scored(engine, [rows[index] for index in order])
+    assert identical(again, [first[index] for index in order])
+
+
+def test_a_shared_prefix_is_read_and_not_written(monkeypatch):
+    made: list[Any] = []
+    build = _SharedPrefix.__init__
+    monkeypatch.setattr(
+        _SharedPrefix,
+        "__init__",
+        lambda self, cache: (build(self, cache), made.append((cache, copy.deepcopy(cache))))[0],
+    )
+    engine = engine_of(llama())
+    engine.reuse = _SharedPrefix
+    engine.score_on_prefix(tokens(30), [tokens(count, count) for count in range(2, 12)])
+    ((cache, before),) = made
+    assert cache.get_seq_length() == 30
+    for layer, untouched in zip(cache.layers, before.layers, strict=True):
+        assert torch.equal(layer.keys, untouched.keys)
+        assert torch.equal(layer.values, untouched.values)
+
+
+def test_nothing_is_computed_twice():
+    """Duplicates and candidates that feed the same tokens share a pass, on either path."""
+    rows = [Row(tokens(30), (5, 6, last)) for last in (7, 8, 9)] * 2 + [Row(tokens(30), (5,))]
+    for reuse, passes in ((None, [(1, 32), (1, 30)]), (_SharedPrefix, [(1, 30), (1, 2)])):
+        model = tiny.llama(VOCABULARY)
+        shapes = record(model)
+        engine = engine_of(model, max_sequences=1, min_saving=0)
+        engine.reuse = reuse
+        scored(engine, rows)
+        assert shapes == passes
+
+
+def record(model: Any, limit: float = float("inf"), error: Any = None) -> list[tuple[int, int]]:
+    """Shapes of the passes that a model makes from now on; larger ones than a limit raise."""
+    forward = model.forward
+    shapes: list[tuple[int, int]] = []
+
+    @functools.wraps(forward)
+    def limited(**options: Any) -> Any:
+        ids = options["input_ids"]
+        if ids.numel() > limit:
+            raise error
+        shapes.append(tuple(ids.shape))
+        return forward(**options)
+
+    model.forward = limited
+    return shapes
+
+
+def test_saving_decides_between_the_paths():
+    """A group gets a pass of its own where enough prefix tokens are saved by it."""
+    model = tiny.llama(VOCABULARY)
+    shapes = record(model)
+    engine = engine_of(model, max_sequences=None, min_saving=100)
+    engine.reuse = _SharedPrefix
+    group = [Row(tokens(50), tokens(4, seed)) for seed in (1, 2)]
+    scored(engine, group)
+    assert shapes == [(2, 53)]
+    shapes.clear()
+    scored(engine, [*group, Row(tokens(50), tokens(4, 3))])
+    assert shapes == [(1, 50), (3, 3)]
+
+
+def test_no_rows_no_passes():
+    assert list(engine_of(llama()).score([])) == []
+
+
+# Batching
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=80),
+    max_sequences=st.one_of(st.none(), st.integers(1, 70)),
+    max_tokens=st.integers(1, 5000),
+    pass_tokens=st.integers(0, 600),
+)
+def test_a_plan_keeps_the_limits(lengths, max_sequences, max_tokens, pass_tokens):
+    lengths.sort(reverse=True)
+    sizes = Batching(max_sequences, max_tokens, 0, pass_tokens).plan(lengths)
+    assert sum(sizes) == len(lengths)
+    start = 0
+    for size in sizes:
+        assert 1 <= size <= (max_sequences or len(lengths))
+        assert size == 1 or size * lengths[start] <= max_tokens
+        start += size
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    max_sequences=st.one_of(st.none(), st.integers(1, 8)),
+    max_tokens=st.integers(1, 200),
+    pass_tokens=st.integers(0, 60),
+)
+def test_a_plan_costs_least(lengths, max_sequences, max_tokens, pass_tokens):
+    """Against every way to cut the list."""
+    lengths.sort(reverse=True)
+    limit = max_sequences or len(lengths)
+
+    def cost(sizes: list[int]) -> float:
+        starts = itertools.accumulate(sizes, initial=0)
+        total = 0.0
+        for start, size in zip(starts, sizes, strict=False):
+            padded = size * lengths[start]
+            if size > 1 and (size > limit or padded > max_tokens):
+                return float("inf")
+            total += padded + pass_tokens
+        return total
+
+    def cuts(count: int) -> Iterator[list[int]]:
+        if count == 0:
+            yield []
+        for size in range(1, count + 1):
+            yield from ([size, *rest] for rest in cuts(count - size))
+
+    found = Batching(max_sequences, max_tokens, 0, pass_tokens).plan(lengths)
+    assert cost(found) == min(map(cost, cuts(len(lengths))))
+
+
+@pytest.mark.parametrize(("vocabulary", "most"), [(320, 512), (49_152, 512), (262_144, 256)])
+def test_a_wide_vocabulary_makes_smaller_batches(vocabulary, most):
+    with torch.device("meta"):
+        model = tiny.llama(vocabulary)
+    assert Batching.for_model(model, torch.device("cpu"), 7).max_tokens == most
+    assert Batching.for_model(model, torch.device("cpu"), 7).max_sequences == 7
+
+
+# Out of memory
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
+def test_out_of_memory_halves_and_loses_nothing(reuse, caplog):
+    model = tiny.llama(VOCABULARY)
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    shapes = record(model, limit=64, error=memory)
+    engine = engine_of(model, max_sequences=None, max_tokens=4096, min_saving=1)
+    engine.reuse = reuse
+    rows = [Row(tokens(30), tokens(count, count)) for count in range(2, 22)]
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        found = scored(engine, rows)
+    for row, scores in zip(rows, found, strict=True):
+        assert off(scores, plain(row)) <= TOLERANCE
+    assert engine.batching.max_tokens <= 64
+    assert sum(batch for batch, _ in shapes) == len(rows) + (reuse is not None)
+    assert "out of memory" in caplog.text
+    caplog.clear()
+    scored(engine, rows)
+    assert not caplog.records, "what was learnt is kept"
+
+
+def test_out_of_memory_on_a_single_sequence_is_raised():
+    model = tiny.llama(VOCABULARY)
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    shapes = record(model, limit=20, error=memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        scored(engine_of(model), [Row(tokens(30), (1, 2)), Row(tokens(29), (1, 2))])
+    assert shapes == []
+
+
+def test_other_errors_are_not_tried_again():
+    model = tiny.llama(VOCABULARY)
+    calls: list[int] = []
+
+    @functools.wraps(model.forward)
+    def broken(**options: Any) -> Any:
+        calls.append(1)
+        raise RuntimeError("the size of tensor a must match the size of tensor b")
+
+    model.forward = broken
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        scored(engine_of(model), [Row(tokens(30), (1, 2)), Row(tokens(29), (1, 2))])
+    assert calls == [1]
+
+
+# The self-check
+
+
+@pytest.mark.parametrize(("prefix", "continuation"), [(1, 1), (1, 2), (2, 1), (3, 40), (1, 100)])
+def test_the_check_needs_no_long_row(prefix, continuation):
+    """A row too short to tell right from wrong is repeated until it is not."""
+    row = Row(tokens(prefix), tokens(continuation, 1))
+    for family, reuse in (("llama", _SharedPrefix), ("mamba2", _CopiedPrefix), ("mamba", None)):
+        engine = engine_of(families.build(family))
+        engine.check(row)
+        assert engine.reuse is reuse
+
+
+@pytest.mark.parametrize("continuation", [1, 5, 16, 40])
+def test_the_check_feeds_no_more_tokens_than_the_row_has(continuation):
+    """A model with 64 learned positions has no 65th, and one prediction needs no position."""
+    config = GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    engine = engine_of(GPT2LMHeadModel(config).eval())
+    row = Row(tokens(65 - continuation), tokens(continuation, 1))
+    engine.check(row)
+    assert engine.reuse is _SharedPrefix
+    assert off(scored(engine, [row])[0], tiny.plain_scores(engine.model, row)) <= TOLERANCE
+
+
+def forgetful(model: Any, length: int) -> Any:
+    """A model that is wrong on caches of more tokens than a length."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def wrong(**options: Any) -> Any:
+        cache = options.get("cache", options.get("past_key_values"))
+        outputs = forward(**options)
+        if cache is not None and cache.get_seq_length() > length:
+            outputs.logits += torch.arange(VOCABULARY) % 7
+        return outputs
+
+    model.forward = wrong
+    return model
+
+
+def test_a_longer_row_is_checked_again_and_what_failed_once_is_out(caplog):
+    engine = engine_of(forgetful(tiny.llama(VOCABULARY), 100))
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        engine.check(Row(tokens(50), tokens(20, 1)))
+        assert engine.reuse is _SharedPrefix
+        assert not caplog.records
+        engine.check(Row(tokens(200), tokens(20, 1)))
+        assert engine.reuse is None
+        engine.check(Row(tokens(60), tokens(20, 1)))
+        engine.check(Row(tokens(300), tokens(20, 1)))
+    assert engine.reuse is None
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "LlamaForCausalLM" in warning
+    assert "shared: off by" in warning
+    assert "copied: off by" in warning
+
+
+def test_the_check_is_made_once_for_rows_of_a_length():
+    model = tiny.llama(VOCABULARY)
+    shapes = record(model)
+    engine = engine_of(model)
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert shapes
+    shapes.clear()
+    engine.check(Row(tokens(60, 5), tokens(20, 6)))
+    engine.check(Row(tokens(30, 5), tokens(20, 6)))
+    assert shapes == []
+
+
+def test_the_check_leaves_the_batching_as_it_was():
+    engine = engine_of(llama(), 16, 333, 44)
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert engine.batching == Batching(16, 333, 44)
+
+
+@pytest.mark.parametrize("drop", ["cache", "signature"])
+def test_a_model_without_a_cache_makes_whole_passes(drop):
+    model = tiny.llama(VOCABULARY)
+    forward = model.forward
+    if drop == "cache":
+
+        @functools.wraps(forward)
+        def without(**options: Any) -> Any:
+            return SimpleNamespace(logits=forward(**options).logits)
+
+        model.forward = without
+    else:
+
+        def only_ids(input_ids: torch.Tensor) -> Any:
+            return forward(input_ids=input_ids, use_cache=False)
+
+        model.forward = only_ids
+    engine = checked(model)
+    assert engine.reuse is None
+    rows = [Row(tokens(30), tokens(count, count)) for count in (9, 4, 1)]
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        assert off(scores, plain(row)) <= TOLERANCE
+
+
+def test_a_model_that_gives_nan_is_not_taken_for_right():
+    model = tiny.llama(VOCABULARY)
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def broken(**options: Any) -> Any:
+        outputs = forward(**options)
+        if options.get("use_cache"):
+            outputs.logits[:] = torch.nan
+        return outputs
+
+    model.forward = broken
+    assert checked(model).reuse is None
+
+
+def test_mixed_precision_is_checked_at_its_own_precision():
+    engine = Engine(
+        tiny.llama(VOCABULARY),
+        torch.device("cpu"),
+        Batching(3, 512, 1),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    )
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert engine.reuse is _SharedPrefix
+    assert engine._dtype() is torch.bfloat16
+
+
+# Rotary frequencies that change with the length (longrope)
+
+
+def around_the_switch() -> list[Row]:
+    """Sequences that stay below 16 fed tokens, pass them, or begin beyond."""
+    return [
+        Row(tokens(length, length), tokens(count, length + count))
+        for length in (2, 13, 14, 15, 16, 17, 30)
+        for count in (1, 2, 3, 4, 12)
+    ]
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix])
+@pytest.mark.parametrize("max_sequences", [1, 64])
+def test_longrope(reuse, max_sequences):
+    model = families.build("phi3, longrope", sliding_window=None)
+    engine = engine_of(model, max_sequences)
+    engine.reuse = reuse
+    assert engine.rope_switch == 16
+    for row, scores in zip(around_the_switch(), scored(engine, around_the_switch()), strict=True):
+        assert off(scores, tiny.plain_scores(model, row)) <= 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix])
+def test_longrope_needs_care(reuse):
+    """Without it, padding or a prefix of the other side does change scores."""
+    model = families.build("phi3, longrope", sliding_window=None)
+    engine = engine_of(model, max_sequences=64)
+    engine.reuse = reuse
+    engine.rope_switch = 10**9
+    errors = [
+        off(scores, tiny.plain_scores(model, row))
+        for row, scores in zip(
+            around_the_switch(), scored(engine, around_the_switch()), strict=True
+        )
+    ]
+    assert max(errors) > 1e-2
+
+
+@pytest.mark.parametrize("length", [20, 24, 25, 40, 41, 47, 48, 49, 56, 57, 64, 90])
+def test_longrope_does_not_confuse_the_check(length):
+    engine = engine_of(families.build("phi3, longrope", original_max_position_embeddings=48))
+    assert engine.rope_switch == 48
+    engine.check(Row(tokens(length), tokens(8, 1)))
+    assert engine.reuse is _SharedPrefix
+
+
+# Adapters
+
+
+def adapted(model: Any, config: Any) -> Any:
+    torch.manual_seed(1)
+    adapter = get_peft_model(model, config).eval()
+    for name, weight in adapter.named_parameters():
+        if "lora_B" in name or "lora_embedding_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    return adapter
+
+
+GROUP = [Row(tokens(40), tokens(count, count)) for count in (12, 7, 7, 3, 2, 1)] + [
+    Row(tokens(5, 9), tokens(count, count)) for count in (4, 2)
+]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=5),
+        PromptEncoderConfig(
+            task_type=TaskType.CAUSAL_LM, num_virtual_tokens=5, encoder_hidden_size=16
+        ),
+        PrefixTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=5),
+    ],
+    ids=["prompt tuning", "p-tuning", "prefix tuning"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_virtual_tokens_stand_in_front_once(config):
+    """Adapters put them in front of whatever is fed, so on a cached prefix a second time."""
+    adapter = adapted(tiny.llama(VOCABULARY), config)
+    engine = checked(adapter)
+    for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
+        assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
+        assert off(scores, plain(row)) > 0.01, "the adapter matters"
+    if not isinstance(config, PrefixTuningConfig):
+        assert engine.reuse is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "modules", [["q_proj", "v_proj"], ["lm_head"], ["embed_tokens", "lm_head", "down_proj"]]
+)
+def test_lora_reuses_the_prefix(modules, tied):
+    plain = tiny.llama(VOCABULARY, tie_word_embeddings=tied)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=4, target_modules=modules, ensure_weight_tying=False
+    )
+    adapter = adapted(tiny.llama(VOCABULARY, tie_word_embeddings=tied), config)
+    engine = checked(adapter)
+    assert engine.reuse is _SharedPrefix
+    for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
+        assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
+        assert off(scores, tiny.plain_scores(plain, row)) > 0.01, "the adapter matters"
+
+
+# Single faults that users of neighbouring tools met
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
+def test_the_first_token_counts(reuse):
+    rows = [Row(tokens(30), (first, 8, 9)) for first in (5, 6)]
+    engine = engine_of(llama())
+    engine.reuse = reuse
+    left, right = scored(engine, rows)
+    assert abs(left.nll[0] - right.nll[0]) > 0.01
+    for row, scores in zip(rows, (left, right), strict=True):
+        assert off(scores, plain(row)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix])
+def test_the_highest_token_id_in_a_batch_of_one(reuse):
+    row = Row(tokens(30), (VOCABULARY - 1, 4, VOCABULARY - 1))
+    engine = engine_of(llama(), max_sequences=1, min_saving=0)
+    engine.reuse = reuse
+    (found,) = scored(engine, [row])
+    with torch.no_grad():
+        logits = llama()(torch.tensor([[*row.prefix, *row.continuation]])).logits[0]
+    expected = -logits[[29, 31], VOCABULARY - 1].double()
+    assert torch.allclose(found.raw[[0, 2]], expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma2", "qwen3_next", "mamba"])
+def test_batch_size_changes_no_score(family):
+    """Shorter rows are padded, by more or by less; nothing of it may be seen."""
+    model = families.build(family)
+    rows = [
+        Row(tokens(length, length), tokens(count, count))
+        for length in (5, 20)
+        for count in (20, 11, 6, 5, 2, 1)
+    ]
+    alone = [tiny.plain_scores(model, row) for row in rows]
+    for max_sequences, min_saving in itertools.product((1, 3, 16, None), (1, 10**9)):
+        engine = checked(model, max_sequences=max_sequences, min_saving=min_saving)
+        for found, expected in zip(scored(engine, rows), alone, strict=True):
+            assert off(found, expected) <= TOLERANCE
+            assert abs(found.nll.mean() - expected.nll.mean()) <= 2e-6
+            assert abs(found.raw.mean() - expected.raw.mean()) <= 2e-6
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "bamba"])
+def test_a_single_row_of_linear_attention(family):
+    model = families.build(family)
+    row = Row(tokens(20), tokens(2, 1))
+    engine = checked(model, min_saving=0)
+    assert engine.reuse is _CopiedPrefix
+    assert off(scored(engine, [row])[0], tiny.plain_scores(model, row)) <= 1e-4
+
+
+def test_a_final_soft_cap_is_applied_once():
+    model = families.build("gemma2", final_logit_softcapping=30.0)
+    with torch.no_grad():
+        model.lm_head.weight *= 40
+    rows = [Row(tokens(20), tokens(count, count)) for count in (12, 5, 1)]
+    engine = checked(model)
+    assert engine.reuse is _SharedPrefix
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        expected = tiny.plain_scores(model, row)
+        assert (scores.raw.abs() <= 30).all()
+        assert expected.raw.abs().max() > 25, "the cap is felt"
+        assert off(scores, expected) <= 10 * TOLERANCE
+
+
+def test_a_head_wider_than_the_tokenizer_keeps_its_mass():
+    """Rows of the head that no token uses take part in the softmax, as in the model's own."""
+    model = tiny.llama(VOCABULARY + 16)
+    with torch.no_grad():
+        model.lm_head.weight[VOCABULARY:] *= 20
+    rows = [Row(tokens(20), tokens(count, count)) for count in (12, 5, 1)]
+    engine = checked(model)
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        ids = torch.tensor([[*row.prefix, *row.continuation]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, 19:-1].log_softmax(-1)
+        expected = -logprobs.gather(1, ids[0, 20:, None])[:, 0]
+        assert torch.allclose(scores.nll.float(), expected, rtol=0, atol=1e-4)
+        assert (scores.nll > 3).all(), "the unused rows hold most of the mass"
+
+
+NOISE = 0.03
+"""Nats by which the mean score of two right bfloat16 implementations may differ."""
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix])
+@pytest.mark.parametrize("score", ["nll", "raw"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_bfloat16_ranks_as_float32_does(reuse, score, seed):
+    """Sixteen candidates of one prefix, by the same bfloat16 weights."""
+    half = tiny.llama(VOCABULARY, seed=seed).to(torch.bfloat16)
+    rows = [Row(tokens(60), tokens(20 + index % 7, index, VOCABULARY)) for index in range(16)]
+    engine = engine_of(half)
+    engine.reuse = reuse
+    found = [float(getattr(scores, score).mean()) for scores in scored(engine, rows)]
+    single = copy.deepcopy(half).float()
+    exact = [float(getattr(tiny.plain_scores(single, row), score).mean()) for row in rows]
+    assert len(set(found)) == len(set(exact)) == 16, "no ties that float32 has not"
+    for left, right in itertools.combinations(range(16), 2):
+        if abs(exact[left] - exact[right]) > NOISE:
+            assert (found[left] < found[right]) == (exact[left] < exact[right])
+
+
+def test_near_equal_candidates_do_not_tie_in_bfloat16():
+    """Sixteen candidates that differ in one late token; a bfloat16 softmax ties some."""
+    half = tiny.llama(VOCABULARY).to(torch.bfloat16)
+    shared = tokens(20, 1)
+    rows = [Row(tokens(60), (*shared, last)) for last in range(3, 19)]
+    engine = engine_of(half)
+    engine.reuse = _SharedPrefix
+    means = {float(scores.nll.mean()) for scores in scored(engine, rows)}
+    with torch.no_grad():
+        logits = half(torch.tensor([[*tokens(60), *shared]])).logits[0, -1]
+    distinct = len({float(logits[last]) for last in range(3, 19)})
+    assert len(means) == distinct
