@@ -452,7 +452,9 @@ def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _parameter_dtype(model: Any) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    """The coarsest dtype of the weights that is one to compute in (8-bit ones are not)."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def _rope_switch(model: Any) -> int:

@@ -17,6 +17,7 @@ WINDOW = 8
 
 SIZES: dict[str, Any] = {
     "attention_chunk_size": WINDOW,
+    "attention_multiplier": 0.35,
     "attention_window_size": WINDOW,
     "bos_token_id": 1,
     "d_ff": 48,
@@ -74,6 +75,7 @@ SIZES: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "sliding_window": WINDOW,
     "sliding_window_size": WINDOW,
+    "use_mamba_kernels": False,
     "v_head_dim": 8,
     "vocab_size": VOCABULARY,
     "window_size": WINDOW,
@@ -380,8 +382,8 @@ def build(family: str, **changes: Any) -> Any:
         changes: The same.
     """
     torch.manual_seed(0)
-    config = configuration(family, **changes)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    load: Any = AutoModelForCausalLM.from_config  # has no type hints
+    return load(configuration(family, **changes), dtype=torch.float32).eval()
 
 
 def _configuration(make: Any, changes: dict[str, Any]) -> Any:

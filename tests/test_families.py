@@ -134,12 +134,19 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def small(family: str, **changes: Any) -> Any:
-    try:
+    """The family's small model; where another version of transformers has none, a skip."""
+    if KNOWN_VERSION:
         return families.build(family, **changes)
+    try:
+        model = families.build(family, **changes)
+        long, short = (
+            tiny.plain_scores(model, Row(tokens(2, 0), tokens(count, 1))) for count in (80, 3)
+        )
     except Exception as error:
-        if KNOWN_VERSION and (WRITE or family in KNOWN):
-            raise
-        pytest.skip(f"no small configuration for this version of transformers: {error}")
+        pytest.skip(f"no small model with this version of transformers: {error}")
+    if not torch.allclose(long.logz[:3], short.logz, rtol=0, atol=1e-4):
+        pytest.skip("not causal in this version of transformers")
+    return model
 
 
 def engine_of(model: Any) -> Engine:
@@ -179,7 +186,7 @@ def test_scores_equal_the_plain_forward(family, outcomes, caplog):
     warnings = [record.getMessage() for record in caplog.records if "reused" in record.message]
     assert len(warnings) == (prefix == "whole")
     error = largest_error(model, engine, groups(*PREFIXES))
-    assert error <= _MODES[prefix]
+    assert error <= (_MODES[prefix] if KNOWN_VERSION else 1e-4)
     outcomes[family] = Outcome(type(model).__name__, prefix, error, note(family, model, warnings))
     if KNOWN_VERSION and not WRITE:
         assert KNOWN[family] == prefix, "docs/model_families.md is out of date"
@@ -212,7 +219,7 @@ def test_a_prefix_or_window_ignored_would_show(family):
     # Ten times what the tests allow, at one token at least.
     assert (scores - other).abs().max() > 1e-3
     wide = window(families.configuration(family))
-    if wide and family not in WITHOUT_WINDOW:
+    if wide and family not in WITHOUT_WINDOW and KNOWN_VERSION:
         unlimited = tiny.plain_scores(small(family, **wide), Row(prefix, continuation)).nll
         assert (scores - unlimited).abs().max() > 1e-3
 
@@ -241,6 +248,7 @@ def test_wrong_reuse_is_found_in_half_precision_too(family, dtype):
     assert engine.reuse is None
 
 
+@pytest.mark.skipif(not KNOWN_VERSION, reason="others may not be able to copy some states")
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "qwen3_next", "mamba2"])
 def test_right_reuse_is_found_in_half_precision_too(family):
     engine = engine_of(small(family).to(torch.bfloat16))
@@ -251,9 +259,10 @@ def test_right_reuse_is_found_in_half_precision_too(family):
 @pytest.mark.parametrize(
     ("family", "changes"),
     [("cpmant", {}), ("xlnet", {}), ("bert", {"is_decoder": False}), ("xlm", {"causal": False})],
+    ids=["cpmant", "xlnet", "bert", "xlm"],
 )
 def test_models_that_are_not_causal_are_refused(family, changes):
-    engine = engine_of(small(family, **changes))
+    engine = engine_of(families.build(family, **changes))
     with pytest.raises(TypeError, match="depends on what follows"):
         engine.check(Row(tokens(60, 0), tokens(12, 1)))
 
