@@ -234,6 +234,7 @@ def test_no_rows_no_passes():
 # Batching
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=80),
     max_sequences=st.one_of(st.none(), st.integers(1, 70)),
@@ -251,6 +252,7 @@ def test_a_plan_keeps_the_limits(lengths, max_sequences, max_tokens, pass_tokens
         start += size
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     max_sequences=st.one_of(st.none(), st.integers(1, 8)),
