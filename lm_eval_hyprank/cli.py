@@ -271,7 +271,8 @@ def _check_data(options: argparse.Namespace) -> None:
         manager = TaskManager(
             include_path=folders, include_defaults=False, metadata=config.metadata
         )
-        names = config.tasks.split(",") if isinstance(config.tasks, str) else config.tasks
+        given = [config.tasks] if isinstance(config.tasks, str) else config.tasks
+        names = [name for names in given for name in names.split(",")]
         ours = _our_tasks(manager.match_tasks(names), manager.task_index)
         manager.load(sorted(ours))
 

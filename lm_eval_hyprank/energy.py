@@ -17,7 +17,7 @@ DEFAULT_BLOCK_BYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of N tokens; every field a tensor of shape ``[N]``, all values in nats.
+    """Scores of N tokens; every field a CPU tensor of shape ``[N]``, all values in nats.
 
     Attributes:
         raw: float64, raw target-logit energy ``-z[x]``.
@@ -36,10 +36,6 @@ class TokenScores:
 
     def __getitem__(self, part: slice) -> TokenScores:
         return TokenScores(self.raw[part], self.logz[part], self.greedy[part])
-
-    def cpu(self) -> TokenScores:
-        """The same on the CPU."""
-        return TokenScores(self.raw.cpu(), self.logz.cpu(), self.greedy.cpu())
 
     @staticmethod
     def concatenate(parts: list[TokenScores]) -> TokenScores:
@@ -71,8 +67,10 @@ def token_scores(
     """
     if rows is None:
         rows = torch.arange(len(targets), device=logits.device)
-    raw = -logits[rows, targets].double()
-    logz = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
+    picked = logits[rows, targets].float()
+    # Not every device has float64: parts are float32 there and added up in float64 here.
+    tops = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+    sums = torch.empty_like(tops)
     greedy = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
     budget = BLOCK_BYTES.get(logits.device.type, DEFAULT_BLOCK_BYTES)
     block = max(1, budget // (4 * logits.shape[1]))
@@ -81,6 +79,8 @@ def token_scores(
         scratch = logits[rows[part]].float()
         top, index = scratch.max(dim=1)
         scratch.sub_(top[:, None]).exp_()
-        logz[part] = top.double() + scratch.sum(dim=1).double().log()
+        tops[part] = top
+        sums[part] = scratch.sum(dim=1)
         greedy[part] = index == targets[part]
-    return TokenScores(raw, logz, greedy)
+    logz = tops.cpu().double() + sums.cpu().double().log()
+    return TokenScores(-picked.cpu().double(), logz, greedy.cpu())

@@ -31,7 +31,8 @@ class CandidateScore(Filter):
         score: Name of a numeric attribute of `ContinuationScore`: ``nll``, ``raw``, ``logz``,
             ``nll_sum``, ``raw_sum``, ``logz_sum``, ``num_tokens`` or ``num_bytes``.
         higher_is_better: Whether a higher value is better; the value is then negated, for
-            what this filter yields is lower-is-better without exception.
+            what this filter yields is lower-is-better without exception. The row ``logz`` of the
+            tasks is such a one.
 
     Raises:
         ValueError: ``score`` is none of these.
@@ -63,9 +64,12 @@ class CandidateScore(Filter):
                     f"item {doc.get('paper_id', '?')}: the response {response!r} is a plain "
                     "(logprob, is_greedy) pair without the sums that this task's scorers read. "
                     "Run the task with --model hf or hf-energy, and with a --use_cache path that "
-                    "no other run has written to."
+                    "no other run has written to; in Python, import lm_eval_hyprank.tasks before "
+                    "lm_eval's evaluate, or use hf-energy."
                 )
-            scores.append(self.sign * float(getattr(response, self.score)))
+            # A control ranks the very items that the model's scores rank.
+            value = getattr(response, self.score) if math.isfinite(response[0]) else math.nan
+            scores.append(self.sign * float(value))
         self._report_invalid(scores, docs)
         return scores
 

@@ -56,12 +56,18 @@ def _wrap(evaluate: Any) -> Any:
         model = lm.lm if isinstance(lm, CachingLM) else lm
         check_supported(model)
         check_items(model.world_size, tasks, kwargs.get("limit"), kwargs.get("samples"))
+        if kwargs.get("cache_requests"):
+            raise ValueError(
+                "--cache_requests files prompts under the task's name alone, so a run with other "
+                "data or another layout would be given the old ones; leave it out"
+            )
+        fingerprint = model_fingerprint(model)
         if isinstance(lm, CachingLM):
-            check_cache(lm, model)
+            check_cache(lm, fingerprint)
         with _hook(model, tasks.keys()):
             results = evaluate(lm, task_dict, *args, **kwargs)
         if results is not None:
-            _annotate(results, tasks.keys(), model)
+            _annotate(results, tasks.keys(), model, fingerprint)
         return results
 
     evaluate_with_hyprank.without_hyprank = evaluate  # type: ignore[attr-defined]
@@ -143,7 +149,7 @@ def _hook(model: Any, tasks: Collection[str]) -> Iterator[None]:
         del model.loglikelihood
 
 
-def check_cache(cache: CachingLM, model: Any) -> None:
+def check_cache(cache: CachingLM, fingerprint: str) -> None:
     """Refuses a response cache that another model, or stock lm-eval, has written to.
 
     lm-eval files responses under the prompt alone, so a second model on the same path would be
@@ -152,17 +158,16 @@ def check_cache(cache: CachingLM, model: Any) -> None:
     Raises:
         ValueError: The cache holds responses that are not known to be this model's.
     """
-    own = model_fingerprint(model)
     written_by = cache.dbdict.get(CACHE_KEY)
     if written_by is None and not len(cache.dbdict):
-        cache.dbdict[CACHE_KEY] = own
+        cache.dbdict[CACHE_KEY] = fingerprint
         cache.dbdict.commit()
-    elif written_by != own:
+    elif written_by != fingerprint:
         who = (
             "a run that kept no record of its model"
             if written_by is None
             else f"another model, or the same with other weights or settings ({written_by}; this "
-            f"one is {own})"
+            f"one is {fingerprint})"
         )
         raise ValueError(
             f"the response cache {cache.cache_db} was written by {who}; its responses would be "
@@ -171,7 +176,7 @@ def check_cache(cache: CachingLM, model: Any) -> None:
         )
 
 
-def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
+def _annotate(results: dict[str, Any], tasks: Set[str], model: Any, fingerprint: str) -> None:
     """Adds what the harness does not keep: token counts, cuts, and what produced the scores."""
     samples = results.get("samples") or {}
     for task in tasks & samples.keys():
@@ -187,7 +192,7 @@ def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
     engine = model.__dict__.get("_hyprank_engine")
     results["hyprank"] = {
         "version": lm_eval_hyprank.__version__,
-        "model_fingerprint": model_fingerprint(model),
+        "model_fingerprint": fingerprint,
         "device": str(model.device),
         "prefix_reuse": engine.reuse.name if engine and engine.reuse else None,
     }

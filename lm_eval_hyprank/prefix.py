@@ -243,15 +243,15 @@ class Engine:
         assert self.reuse is not None
         outputs = self._call(self._padded([prefix]), use_cache=True, logits_to_keep=1)
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
-        rows = [Row(prefix, continuation) for continuation in continuations]
         firsts = torch.tensor([c[0] for c in continuations], device=self.device)
         last = outputs.logits[0, -1:]
         # The prefix's last position predicts every continuation's first token.
-        first = token_scores(last, firsts, torch.zeros_like(firsts)).cpu()
+        first = token_scores(last, firsts, torch.zeros_like(firsts))
         inputs: dict[tuple[int, ...], list[int]] = {}
         for index, continuation in enumerate(continuations):
             if len(continuation) > 1:
                 inputs.setdefault(tuple(continuation[:-1]), []).append(index)
+        beyond_first = [Row(prefix, continuation[1:]) for continuation in continuations]
         rest: dict[int, TokenScores] = {}
 
         def run(batch: list[tuple[int, ...]]) -> None:
@@ -259,12 +259,12 @@ class Engine:
             # (Zamba 2, Nemotron-H) computes something slightly different.
             logits = self._forward(self._padded(batch, 2), cached, start=len(prefix))
             wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
-            self._pick(logits, wanted, [Row(prefix, row.continuation[1:]) for row in rows], rest)
+            self._pick(logits, wanted, beyond_first, rest)
 
         self._in_batches(list(inputs), run)
         return [
             TokenScores.concatenate([first[i : i + 1], rest[i]]) if i in rest else first[i : i + 1]
-            for i in range(len(rows))
+            for i in range(len(continuations))
         ]
 
     def check(self, row: Row) -> None:
@@ -438,7 +438,7 @@ class Engine:
             logits.flatten(0, 1),
             torch.tensor(targets, device=logits.device),
             torch.tensor(places, device=logits.device),
-        ).cpu()
+        )
         start = 0
         for _, _, index in wanted:
             end = start + len(rows[index].continuation)

@@ -21,6 +21,12 @@ def score(nll_sum: float, raw_sum: float = 0.0, *, tokens: int = 4, size: int = 
     )
 
 
+def test_controls_are_invalid_where_the_models_scores_are():
+    found = CandidateScore(score="num_bytes").apply([[score(math.nan)], [score(1.0)]], [{}, {}])
+    assert math.isnan(found[0])
+    assert found[1] == 9.0
+
+
 @pytest.mark.parametrize("name", CandidateScore.SCORES)
 def test_takes_the_named_score(name):
     responses = [score(6.0, -14.0), score(1.0, -3.0, tokens=1, size=2)]

@@ -275,7 +275,8 @@ def test_a_nan_in_one_candidate_makes_that_paper_invalid(folder, caplog, monkeyp
     assert row["hit@1,nll"] == pytest.approx(sum(valid) / 11)
     assert "1 item(s) have candidates without a finite score" in caplog.text
     assert first["doc"]["paper_id"] in caplog.text
-    assert row["invalid,raw"] == 0.0
+    # Every scorer ranks the same papers, the control too.
+    assert row["invalid,raw"] == row["invalid,shortest"] == row["invalid,nll"]
 
 
 def test_a_model_of_nan_has_no_metrics_at_all(tokenizer):
@@ -285,7 +286,7 @@ def test_a_model_of_nan_has_no_metrics_at_all(tokenizer):
     row = evaluate([TASK], lm, limit=3)["results"][TASK]
     assert row["invalid,nll"] == 1.0
     assert "hit@1,nll" not in row
-    assert row["hit@1,shortest"] >= 0
+    assert row["invalid,shortest"] == 1.0
 
 
 def test_truncation_is_told_per_sample_and_counted(folder, caplog):
@@ -338,6 +339,11 @@ def test_fewer_items_than_processes_are_refused(folder, limit, samples):
     lm = ThreeRanks(pretrained=str(folder), device="cpu", dtype="float32")
     with pytest.raises(ValueError, match=r"[12] item\(s\) for 3 processes"):
         evaluate([TASK], lm, limit=limit, samples=samples)
+
+
+def test_cached_requests_are_refused(folder):
+    with pytest.raises(ValueError, match="--cache_requests files prompts under the task's name"):
+        evaluate([TASK], folder=folder, cache_requests=True)
 
 
 # ---- the response cache

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +104,7 @@ def score_requests(
     pairs: dict[tuple[str, str], list[int]] = {}
     for index, request in enumerate(requests):
         context, continuation = request.args
-        if not continuation.strip():
+        if not continuation:
             doc = request.doc or {}
             raise ValueError(
                 f"task {request.task_name}, item {doc.get('paper_id', request.doc_id)}: candidate "
@@ -181,16 +183,21 @@ def model_fingerprint(lm: HFLM) -> str:
     def add(*values: object) -> None:
         digest.update(repr(values).encode())
 
-    add(type(lm.model).__name__, lm.model.config.to_json_string(use_diff=False))
+    config = lm.model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):  # the same model, wherever it lies
+        config.pop(name, None)
+    add(type(lm.model).__name__, json.dumps(config, sort_keys=True, default=str))
     add(lm.max_length, lm.add_bos_token, lm.mixed_precision_dtype, lm.prefix_token_id)
     probe = "Hypothesis: 3.14 \u03b1\n<x>"
     add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
-    for name, tensor in lm.model.state_dict().items():
+    for name, tensor in itertools.chain(lm.model.named_parameters(), lm.model.named_buffers()):
         add(name, tuple(tensor.shape), tensor.dtype)
-        if tensor.numel() and tensor.device.type != "meta":
-            step = max(1, tensor.numel() // 256)
-            sample = tensor.detach().flatten()[::step][:256]
-            digest.update(sample.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        step = max(1, tensor.numel() // 256)
+        try:
+            sample = tensor.detach().flatten()[::step][:256].cpu().contiguous()
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+        except (NotImplementedError, RuntimeError):
+            continue  # on the meta device, or packed by a quantiser: the shape has to do
     return digest.hexdigest()[:16]
 
 
@@ -211,16 +218,12 @@ def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
 
     Args:
         lm: The model whose tokenizer is used.
-        pairs: Distinct pairs, continuations not blank.
+        pairs: Distinct pairs, continuations not empty.
     """
     front = _front_tokens(lm)
     bos = lm.tokenizer.decode(lm.prefix_token_id)
     stripped = [_move_spaces(*pair) for pair in pairs]
-    specials = [token for token in lm.tokenizer.all_special_tokens if token]
-
-    def has_special(text: str) -> bool:
-        return any(token in text for token in specials)
-
+    has_special = _special_pattern(lm).search
     spelt = {
         context + tail
         for context, tail in stripped
@@ -259,6 +262,13 @@ def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
             len(rows),
         )
     return rows
+
+
+def _special_pattern(lm: HFLM) -> re.Pattern[str]:
+    """Finds the text of any token that the tokenizer would not take for text."""
+    added = getattr(lm.tokenizer, "added_tokens_decoder", {}).values()
+    tokens = {str(token) for token in added if token.special} | {*lm.tokenizer.all_special_tokens}
+    return re.compile("|".join(map(re.escape, sorted(filter(None, tokens), key=len))) or r"(?!)")
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
@@ -312,7 +322,9 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
     fitted: list[Row | None] = list(rows)
     cut = [False] * len(rows)
     for prefix, members in groups.items():
-        head = len(front) if front and prefix[: len(front)] == front else 0
+        head = len(front) if prefix[: len(front)] == front else 0
+        # A BOS that the text itself brings (a chat template) is kept just so.
+        head = head or int(prefix[0] == lm.tokenizer.bos_token_id)
         # One token of context is the least that a continuation can be predicted from.
         least = max(head, 1)
         fitting = [i for i in members if len(rows[i].continuation) <= limit - least]

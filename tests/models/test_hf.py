@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 from transformers import LlamaConfig, T5Config, T5ForConditionalGeneration
 
 from lm_eval_hyprank import ContinuationScore
@@ -222,15 +222,30 @@ def test_special_token_text_in_a_candidate_is_text(lm, caplog):
     assert "1 of 1 continuations spell a special token" in caplog.text
 
 
+def test_added_special_tokens_are_text_in_a_candidate_too():
+    tokens = tiny.tokenizer()
+    tokens.add_tokens([AddedToken("<file_sep>", special=True)])
+    assert "<file_sep>" not in tokens.all_special_tokens
+    lm = hflm(tokenizer=tokens, model=tiny.llama(330))
+    _, continuation = ids_of(lm, (CONTEXT, " a <file_sep> b"))
+    assert tokens.convert_tokens_to_ids("<file_sep>") not in continuation
+    assert tokens.decode(continuation) == " a <file_sep> b"
+
+
+def test_a_continuation_of_whitespace_has_tokens(lm):
+    (score,) = lm.loglikelihood(tiny.requests([(CONTEXT, "\n")]))
+    assert score.num_tokens == 1
+    assert math.isfinite(score.nll)
+
+
 def test_special_tokens_of_a_chat_template_stay_tokens(lm):
     prefix, _ = ids_of(lm, ("<s>user\nWhy?</s>", " rivers"))
     assert lm.tokenizer.eos_token_id in prefix
 
 
-@pytest.mark.parametrize("blank", ["", " ", "\n\t "])
-def test_a_blank_candidate_is_refused_with_its_item(lm, blank):
+def test_an_empty_candidate_is_refused_with_its_item(lm):
     with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 is empty"):
-        lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, blank)], task="demo"))
+        lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, "")], task="demo"))
 
 
 # ---- length
@@ -251,6 +266,18 @@ def test_left_truncation_is_the_same_for_all_candidates_and_keeps_bos(caplog):
     for score, row in zip(found[:2], rows, strict=False):
         nll = tiny.plain_sums(lm.model, prefix, row.continuation)[0]
         assert score.nll_sum == pytest.approx(nll, abs=2e-6 * score.num_tokens)
+
+
+def test_bos_of_a_chat_template_survives_the_cut():
+    lm = hflm(tokenizer=tiny.tokenizer(bos=True), add_bos_token=False, max_length=30)
+    pair = ("<s>" + CONTEXT, " rivers")
+    (score,) = lm.loglikelihood(tiny.requests([pair]))
+    (row,) = encode(lm, [pair])
+    prefix = (row.prefix[0], *row.prefix[-(30 - len(row.continuation)) :])
+    assert prefix[0] == lm.tokenizer.bos_token_id
+    nll = tiny.plain_sums(lm.model, prefix, row.continuation)[0]
+    assert score.truncated
+    assert score.nll_sum == pytest.approx(nll, abs=2e-6 * score.num_tokens)
 
 
 def test_longest_input_that_fits_is_not_cut(lm):
@@ -353,6 +380,9 @@ def test_fingerprint_tells_models_apart():
     assert same[0] == same[1]
     requantised = tiny.llama()
     requantised.lm_head.weight.data += 1e-3
+    moved = tiny.llama()
+    moved.config._name_or_path = "/elsewhere"
+    assert model_fingerprint(hflm(model=moved)) == same[0]
     others = [
         hflm(model=tiny.llama(seed=1)),
         hflm(model=requantised),
