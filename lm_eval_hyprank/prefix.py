@@ -93,8 +93,10 @@ class Batching:
                 for count in range(1, max(1, most) + 1)
             )
         sizes: list[int] = []
-        while (done := sum(sizes)) < len(lengths):
-            sizes.append(size[done])
+        start = 0
+        while start < len(lengths):
+            sizes.append(size[start])
+            start += size[start]
         return sizes
 
 
@@ -243,8 +245,9 @@ class Engine:
         assert self.reuse is not None
         outputs = self._call(self._padded([prefix]), use_cache=True, logits_to_keep=1)
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
-        firsts = torch.tensor([c[0] for c in continuations], device=self.device)
         last = outputs.logits[0, -1:]
+        # A model split over devices returns its logits on another one than it takes its input.
+        firsts = torch.tensor([c[0] for c in continuations], device=last.device)
         # The prefix's last position predicts every continuation's first token.
         first = token_scores(last, firsts, torch.zeros_like(firsts))
         inputs: dict[tuple[int, ...], list[int]] = {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKING_FILE
 
@@ -100,3 +101,12 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """A small real model with a sliding window and a vocabulary of 262,144."""
     return _small_model("gemma-3-270m")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """More threads than one only wait for each other over models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -63,13 +63,7 @@ MEASURED, KNOWN = committed()
 KNOWN_VERSION = WRITE or version("transformers") == MEASURED
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """More threads than one only wait for each other over models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,6 @@ from lm_eval.tasks import TaskManager
 
 import lm_eval_hyprank.tasks  # noqa: F401
 from lm_eval_hyprank import ContinuationScore, harness
-from lm_eval_hyprank.datasets.demo import FOLDER as DEMO_FOLDER
-from lm_eval_hyprank.datasets.validation import RANKING_FILE
 from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.models.hf import EnergyHFLM
 from tests import tiny
@@ -38,26 +36,16 @@ STOCK_TASK = {
 }
 
 
-VOCABULARY = 2000
-
-
-def model(**changes):
-    """A model with room for the demo set's prompts."""
-    return tiny.llama(VOCABULARY, max_position_embeddings=4096, **changes)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A tokenizer that knows the demo set's words, so that its prompts are short."""
-    text = (DEMO_FOLDER / RANKING_FILE).read_text(encoding="utf-8")
-    return tiny.tokenizer(vocabulary=VOCABULARY, corpus=text.splitlines())
+    return tiny.demo_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer):
     """A tiny model saved as a user would have it."""
     path = tmp_path_factory.mktemp("models") / "tiny"
-    model().save_pretrained(path)
+    tiny.demo_llama().save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
@@ -280,7 +268,7 @@ def test_a_nan_in_one_candidate_makes_that_paper_invalid(folder, caplog, monkeyp
 
 
 def test_a_model_of_nan_has_no_metrics_at_all(tokenizer):
-    broken = model()
+    broken = tiny.demo_llama()
     broken.lm_head.weight.data[:] = math.nan
     lm = EnergyHFLM(pretrained=broken, tokenizer=tokenizer, batch_size=8)
     row = evaluate([TASK], lm, limit=3)["results"][TASK]
@@ -392,7 +380,7 @@ def test_another_models_cache_is_refused(folder, tmp_path, tokenizer):
     cache = str(tmp_path / "cache")
     evaluate([TASK], folder=folder, use_cache=cache, limit=1)
     other = tmp_path / "other"
-    model(seed=1).save_pretrained(other)
+    tiny.demo_llama(seed=1).save_pretrained(other)
     tokenizer.save_pretrained(other)
     with pytest.raises(ValueError, match=r"written by another model.*--use_cache"):
         evaluate([TASK], folder=other, use_cache=cache, limit=1)
@@ -402,7 +390,7 @@ def test_changed_weights_under_the_same_name_are_noticed(folder, tmp_path):
     cache, path = str(tmp_path / "cache"), tmp_path / "model"
     shutil.copytree(folder, path)
     evaluate([TASK], folder=path, use_cache=cache, limit=1)
-    model(seed=2).save_pretrained(path)
+    tiny.demo_llama(seed=2).save_pretrained(path)
     with pytest.raises(ValueError, match="other weights"):
         evaluate([TASK], folder=path, use_cache=cache, limit=1)
 

@@ -34,13 +34,7 @@ COPIED = _CopiedPrefix if hasattr(cache_utils, "LinearAttentionLayer") else None
 """How the prefix of linear attention is reused; its states cannot be in early versions."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """More threads than one only wait for each other over models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_hyprank.datasets.demo import FOLDER as DEMO_FOLDER
-from lm_eval_hyprank.datasets.validation import RANKING_FILE
 from tests import tiny
 from tests.conftest import ROOT, TASK_CONFIGS
 
@@ -36,9 +34,8 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
-    text = (DEMO_FOLDER / RANKING_FILE).read_text(encoding="utf-8")
-    tiny.llama(2000, max_position_embeddings=4096).save_pretrained(path)
-    tiny.tokenizer(vocabulary=2000, corpus=text.splitlines()).save_pretrained(path)
+    tiny.demo_llama().save_pretrained(path)
+    tiny.demo_tokenizer().save_pretrained(path)
     return path
 
 

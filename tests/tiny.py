@@ -10,6 +10,8 @@ from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lm_eval_hyprank.datasets.demo import FOLDER as DEMO_FOLDER
+from lm_eval_hyprank.datasets.validation import RANKING_FILE
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.prefix import Row
 
@@ -62,6 +64,20 @@ def llama(vocabulary: int = 320, *, seed: int = 0, scale: float = 1.0, **changes
         "initializer_range": 0.2 * scale,
     }
     return LlamaForCausalLM(LlamaConfig(**(options | changes))).eval()
+
+
+DEMO_VOCABULARY = 2000
+
+
+def demo_tokenizer() -> Any:
+    """A tokenizer that knows the demo set's words, so that its prompts are short."""
+    text = (DEMO_FOLDER / RANKING_FILE).read_text(encoding="utf-8")
+    return tokenizer(vocabulary=DEMO_VOCABULARY, corpus=text.splitlines())
+
+
+def demo_llama(**changes: Any) -> Any:
+    """A model with room for the demo set's prompts."""
+    return llama(DEMO_VOCABULARY, max_position_embeddings=4096, **changes)
 
 
 def requests(pairs: list[tuple[str, str]], task: str = "task") -> list[Instance]:

@@ -125,7 +125,10 @@ def score_requests(
 
     for key, row, whole in zip(keys, rows, encoded, strict=True):
         if row is None:
-            finish(key, _unscored(key[1], len(whole.continuation)))
+            # Sums that are no numbers: the item will be counted as invalid, not ranked.
+            nothing = torch.full((len(whole.continuation),), math.nan, dtype=torch.float64)
+            unscored = TokenScores(nothing, nothing, torch.zeros_like(nothing, dtype=torch.bool))
+            finish(key, _score(key[1], unscored, truncated=True))
     scored = [(index, row) for index, row in enumerate(rows) if row is not None]
     with tqdm(
         total=len(scored),
@@ -156,19 +159,6 @@ def _score(continuation: str, scores: TokenScores, truncated: bool) -> Continuat
         raw_sum=float(scores.raw.sum()),
         logz_sum=float(scores.logz.sum()),
         truncated=truncated,
-    )
-
-
-def _unscored(continuation: str, num_tokens: int) -> ContinuationScore:
-    """The score of a continuation that is too long for the model: sums that are no numbers."""
-    return ContinuationScore(
-        is_greedy=False,
-        num_tokens=num_tokens,
-        num_bytes=len(continuation.strip().encode()),
-        nll_sum=math.nan,
-        raw_sum=math.nan,
-        logz_sum=math.nan,
-        truncated=True,
     )
 
 
@@ -327,7 +317,7 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
         head = head or int(prefix[0] == lm.tokenizer.bos_token_id)
         # One token of context is the least that a continuation can be predicted from.
         least = max(head, 1)
-        fitting = [i for i in members if len(rows[i].continuation) <= limit - least]
+        fitting = {i for i in members if len(rows[i].continuation) <= limit - least}
         longest = max((len(rows[i].continuation) for i in fitting), default=0)
         if len(prefix) + longest <= limit and len(fitting) == len(members):
             continue
