@@ -1,13 +1,17 @@
 """Time and memory of scoring candidates, against stock lm-eval in the same run.
 
 ``python -m benchmarks.scoring --model DIR [--data DIR] [--papers N]`` scores the same papers with
-lm-eval's own ``hf`` and with this package's engine in alternation, and prints:
+lm-eval's own ``hf`` and with this package's engine in alternation, and prints as Markdown:
 
-* the speed-up: stock's wall time over ours, stock at the batch size that serves it best;
+* the speed-up: stock's wall time over ours, stock at the batch size that serves it best and at the
+  largest that fits in memory, beside the token ratio: the tokens stock computes, padding left out,
+  over the distinct ones;
 * the share of the practical floor: the time of one plain forward pass over the paper's distinct
   tokens (no cache, logits for the candidates' tokens only), over our time;
 * the memory ratio: our peak above the loaded model over stock's, each in a process of its own;
-* how time per distinct token changes with the prefix's length and the number of candidates.
+* how time per distinct token changes with the prefix's length, the number of candidates and the
+  size of the vocabulary (the model's shape with random weights);
+* the speed-up on ordinary multiple choice: many short questions of four short answers.
 
 Without ``--data`` the embedded demo papers are used. Only ratios are printed: seconds belong to a
 machine.
@@ -16,6 +20,7 @@ machine.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import random
@@ -29,10 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 from lm_eval_hyprank.models.hf import EnergyHFLM, _engine, encode
 from lm_eval_hyprank.prefix import Row
@@ -40,6 +48,9 @@ from lm_eval_hyprank.tasks import continuations, demo, researchbench
 
 Paper = list[Row]
 STOCK_BATCH_SIZES = (1, 4, 16)
+SHAPES = [(450, 4), (450, 16), (450, 64), (100, 16), (1500, 16), (1500, 64)]
+"""Prefix tokens and candidates of the papers made of random tokens."""
+VOCABULARIES = (32_768, 65_536, 131_072, 262_144)
 
 
 def load(model: str, device: str, dtype: str, batch_size: int) -> EnergyHFLM:
@@ -57,21 +68,43 @@ def papers_of(lm: HFLM, data: str | None, count: int) -> list[Paper]:
     ]
 
 
-def paper_of_shape(lm: HFLM, prefix: int, candidates: int, seed: int) -> Paper:
+def paper_of_shape(prefix: int, candidates: int, seed: int) -> Paper:
     """A paper of random tokens, candidates as long as real ones (mean 138 tokens)."""
     generator = random.Random(seed)
 
     def tokens(size: int) -> tuple[int, ...]:
-        return tuple(generator.randrange(100, lm.tokenizer.vocab_size) for _ in range(size))
+        return tuple(generator.randrange(100, 30_000) for _ in range(size))
 
     context = tokens(prefix)
     sizes = [generator.randint(40, 236) for _ in range(candidates)]
     return [Row(context, tokens(size)) for size in sizes]
 
 
+def multiple_choice(questions: int) -> list[Instance]:
+    """Requests of short questions of 20 to 60 words with four answers of 1 to 8 words."""
+    generator = random.Random(0)
+    words = ["plant", "light", "water", "a", "the", "of", "makes", "which", "salt", "in", "sugar"]
+
+    def text(least: int, most: int) -> str:
+        return " ".join(generator.choices(words, k=generator.randint(least, most)))
+
+    requests = []
+    for number in range(questions):
+        question = f"Question {number}: {text(20, 60)}?\nAnswer:"
+        for choice in range(4):
+            pair = (question, f" {text(1, 8)}")
+            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=("mc", number, 1)))
+    return requests
+
+
 def distinct_tokens(paper: Paper) -> int:
     """Tokens of the prefix, once, and of the candidates."""
     return len(paper[0].prefix) + sum(len(row.continuation) for row in paper)
+
+
+def token_ratio(paper: Paper) -> float:
+    """Tokens of all sequences over distinct tokens: what reuse alone can save, padding aside."""
+    return sum(len(row.prefix) + len(row.continuation) for row in paper) / distinct_tokens(paper)
 
 
 def run_stock(lm: HFLM, paper: Paper, batch_size: int) -> None:
@@ -95,44 +128,65 @@ def run_floor(lm: HFLM, paper: Paper) -> None:
         lm.model(torch.tensor([ids], device=lm.device), use_cache=False, logits_to_keep=keep)
 
 
-def seconds(work: Callable[..., None], lm: HFLM, *arguments: Any) -> float:
-    """Wall time of ``work(lm, *arguments)``, the device's queue drained."""
+def seconds(lm: HFLM, work: Callable[..., Any], *arguments: Any) -> float:
+    """Wall time of ``work(*arguments)``, the device's queue drained."""
     synchronize = torch.cuda.synchronize if lm.device.type == "cuda" else lambda: None
     synchronize()
     start = time.perf_counter()
-    work(lm, *arguments)
+    work(*arguments)
     synchronize()
     return time.perf_counter() - start
 
 
-def alternate(lm: HFLM, papers: Sequence[Paper], batch_size: int) -> tuple[float, float]:
-    """Speed-up over stock and share of the floor, as medians over papers timed in turn."""
-    speed_ups, shares = [], []
+def alternate(lm: HFLM, papers: Sequence[Paper], sizes: Sequence[int]) -> dict[str, float]:
+    """Medians over papers, each timed in turn: speed-up over stock at ``sizes``, floor's share."""
+    found: dict[str, list[float]] = {}
     for paper in papers:
-        ours = seconds(run_ours, lm, paper)
-        stock = seconds(run_stock, lm, paper, batch_size)
-        floor = seconds(run_floor, lm, paper)
-        again = seconds(run_ours, lm, paper)
+        ours = seconds(lm, run_ours, lm, paper)
+        stock = {size: seconds(lm, run_stock, lm, paper, size) for size in sizes}
+        floor = seconds(lm, run_floor, lm, paper)
         # Ours before and after: a machine that slows down meanwhile favours neither.
-        ours = (ours + again) / 2
-        speed_ups.append(stock / ours)
-        shares.append(floor / ours)
-    return statistics.median(speed_ups), statistics.median(shares)
+        ours = (ours + seconds(lm, run_ours, lm, paper)) / 2
+        for size, time_taken in stock.items():
+            found.setdefault(f"speed-up over stock at batch size {size}", []).append(
+                time_taken / ours
+            )
+        found.setdefault("token ratio", []).append(token_ratio(paper))
+        found.setdefault("share of the practical floor", []).append(floor / ours)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
-def best_stock_batch_size(lm: HFLM, paper: Paper) -> int:
+def largest_stock_batch_size(lm: HFLM, papers: Sequence[Paper]) -> int:
+    """The largest batch size whose logits, and their log-softmax, stock can hold in memory."""
+    if lm.device.type == "cuda":
+        free = torch.cuda.mem_get_info(lm.device)[0]
+    else:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    longest = max(len(row.prefix) + len(row.continuation) for paper in papers for row in paper)
+    row_bytes = longest * lm.config.get_text_config().vocab_size * lm.model.dtype.itemsize
+    # Two copies and room for the rest: a killed process would take others with it.
+    return max(size for size in STOCK_BATCH_SIZES if size == 1 or 3 * size * row_bytes < free)
+
+
+def best_stock_batch_size(lm: HFLM, paper: Paper, largest: int) -> int:
     """The batch size at which stock is fastest on this paper."""
-    run_stock(
-        lm, paper, STOCK_BATCH_SIZES[0]
-    )  # the first pass warms up and would be held against it
-    return min(STOCK_BATCH_SIZES, key=lambda size: seconds(run_stock, lm, paper, size))
+    run_ours(lm, paper)  # what runs first warms up, and it shall not be held against any size
+    sizes = [size for size in STOCK_BATCH_SIZES if size <= largest]
+    return min(sizes, key=lambda size: seconds(lm, run_stock, lm, paper, size))
 
 
-def peak_memory(way: str, options: argparse.Namespace) -> int:
+def time_per_token(lm: HFLM, paper: Paper) -> float:
+    """Our seconds for each distinct token, the better of two."""
+    return min(seconds(lm, run_ours, lm, paper) for _ in range(2)) / distinct_tokens(paper)
+
+
+def peak_memory(way: str, batch_size: int, options: argparse.Namespace) -> int:
     """Bytes above the loaded model at the peak of scoring, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.scoring", "--model", options.model]
     command += ["--device", options.device, "--dtype", options.dtype, "--memory-of", way]
-    command += ["--papers", "2"] + (["--data", options.data] if options.data else [])
+    command += ["--papers", "2", "--stock-batch-size", str(batch_size)]
+    command += ["--data", options.data] if options.data else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return int(json.loads(done.stdout.splitlines()[-1]))
 
@@ -151,67 +205,131 @@ def measure_memory(options: argparse.Namespace) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
+        for parameter in lm.model.parameters():
+            parameter.sum()  # weights mapped from a file count only once they are touched
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
         before = resident("VmRSS")
     for paper in papers:
-        run_ours(lm, paper) if options.memory_of == "ours" else run_stock(lm, paper, 16)
+        if options.memory_of == "ours":
+            run_ours(lm, paper)
+        else:
+            run_stock(lm, paper, options.stock_batch_size)
     peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM")
     print(json.dumps(peak - before))
 
 
+def print_real(console: Console, lm: HFLM, options: argparse.Namespace) -> None:
+    """Real prompts: speed, the floor and memory."""
+    papers = papers_of(lm, options.data, options.papers)
+    largest = largest_stock_batch_size(lm, papers)
+    best = best_stock_batch_size(lm, papers[0], largest)
+    ours, stock = (peak_memory(way, largest, options) for way in ("ours", "stock"))
+    table = Table("real prompts", "value", box=box.MARKDOWN)
+    table.add_row("papers", str(len(papers)))
+    table.add_row("distinct tokens a paper", f"{statistics.mean(map(distinct_tokens, papers)):.0f}")
+    table.add_row("stock's best batch size", str(best))
+    for name, value in alternate(lm, papers, sorted({best, largest})).items():
+        table.add_row(name, f"{value:.2f}")
+    table.add_row(f"peak memory / stock's at batch size {largest}", f"{ours / stock:.3f}")
+    table.add_row("peak memory above the model", f"{ours / 2**30:.2f} GiB")
+    console.print(table)
+
+
+def print_shapes(console: Console, lm: HFLM) -> None:
+    """How speed and cost change with the prefix and the number of candidates."""
+    papers = [paper_of_shape(*shape, seed=sum(shape)) for shape in SHAPES]
+    largest = largest_stock_batch_size(lm, papers)
+    names = ["prefix x candidates", f"speed-up (stock at {largest})", "speed-up (stock at 1)"]
+    names += ["token ratio", "share of floor", "time a token (relative)"]
+    table = Table(*names, box=box.MARKDOWN)
+    base = None
+    for shape, paper in track(
+        list(zip(SHAPES, papers, strict=True)), console=console, transient=True
+    ):
+        time_taken = time_per_token(lm, paper)
+        base = base or time_taken
+        values = [f"{value:.2f}" for value in alternate(lm, [paper], (largest, 1)).values()]
+        table.add_row(f"{shape[0]} x {shape[1]}", *values, f"{time_taken / base:.2f}")
+    console.print(table)
+
+
+def print_vocabularies(console: Console, lm: HFLM) -> None:
+    """How cost changes with the vocabulary, the rest of the model's shape alike."""
+    table = Table("vocabulary", "share of floor", "time a token (relative)", box=box.MARKDOWN)
+    paper = paper_of_shape(450, 16, seed=0)
+    base = None
+    for vocabulary in track(VOCABULARIES, console=console, transient=True):
+        config = copy.deepcopy(lm.config)
+        config.get_text_config().vocab_size = vocabulary
+        model = AutoModelForCausalLM.from_config(config).to(lm.device, lm.model.dtype).eval()
+        other = EnergyHFLM(pretrained=model, tokenizer=lm.tokenizer, batch_size=16)
+        time_taken = time_per_token(other, paper)
+        base = base or time_taken
+        floor = min(seconds(other, run_floor, other, paper) for _ in range(2))
+        share = floor / distinct_tokens(paper) / time_taken
+        table.add_row(f"{vocabulary:,}", f"{share:.2f}", f"{time_taken / base:.2f}")
+    console.print(table)
+
+
+def print_multiple_choice(console: Console, lm: EnergyHFLM) -> None:
+    """Speed on what stock tasks ask, stock at its best batch size."""
+    requests = multiple_choice(questions=48)
+
+    def stock(size: int) -> None:
+        lm.batch_size_per_gpu = size
+        HFLM.loglikelihood(lm, requests, disable_tqdm=True)
+
+    def ours() -> None:
+        lm.loglikelihood(requests, disable_tqdm=True)
+
+    ours()
+    best = min(STOCK_BATCH_SIZES, key=lambda size: seconds(lm, stock, size))
+    ratios = []
+    for _ in range(3):
+        before = seconds(lm, ours)
+        between = seconds(lm, stock, best)
+        ratios.append(between / ((before + seconds(lm, ours)) / 2))
+    table = Table("ordinary multiple choice", "value", box=box.MARKDOWN)
+    table.add_row("stock's best batch size", str(best))
+    table.add_row("speed-up over stock", f"{statistics.median(ratios):.2f}")
+    console.print(table)
+
+
 def main() -> None:
     """Runs the measurements named on the command line."""
+    parts = ["real", "multiple-choice", "shapes", "vocabularies"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder or hub id of the model")
     parser.add_argument("--data", help="folder with ResearchBench (default: the demo papers)")
     parser.add_argument("--papers", type=int, default=6)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--no-shapes", action="store_true", help="real prompts and memory only")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--stock-batch-size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", choices=["ours", "stock"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:
         measure_memory(options)
         return
 
-    console = Console()
+    console = Console(width=120, highlight=False)
     lm = load(options.model, options.device, options.dtype, 16)
-    papers = papers_of(lm, options.data, options.papers)
-    batch_size = best_stock_batch_size(lm, papers[0])
-    speed_up, share = alternate(lm, papers, batch_size)
-    ours, stock = peak_memory("ours", options), peak_memory("stock", options)
     console.print(
         f"{Path(options.model).name}, {options.dtype}, {options.device}, "
-        f"{torch.get_num_threads()} threads; {platform.machine()}, "
+        f"{torch.get_num_threads()} thread(s); {platform.machine()}, "
         f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {version('transformers')}, lm_eval {version('lm_eval')}; "
-        f"{time.strftime('%Y-%m-%d')}"
+        f"{time.strftime('%Y-%m-%d')}\n",
+        soft_wrap=True,
     )
-    table = Table("measure", "value")
-    table.add_row("papers", str(len(papers)))
-    table.add_row("distinct tokens a paper", f"{statistics.mean(map(distinct_tokens, papers)):.0f}")
-    table.add_row("stock's best batch size", str(batch_size))
-    table.add_row("speed-up over stock", f"{speed_up:.2f}")
-    table.add_row("share of the practical floor", f"{share:.2f}")
-    table.add_row("peak memory / stock's at batch size 16", f"{ours / stock:.3f}")
-    table.add_row("peak memory above the model", f"{ours / 2**30:.2f} GiB")
-    console.print(table)
-    if options.no_shapes:
-        return
-
-    table = Table("prefix", "candidates", "speed-up", "share of floor", "time a token (relative)")
-    shapes = [(450, 4), (450, 16), (450, 64), (100, 16), (1500, 16)]
-    base = None
-    for prefix, candidates in track(shapes, console=console, transient=True):
-        paper = paper_of_shape(lm, prefix, candidates, seed=prefix + candidates)
-        size = best_stock_batch_size(lm, paper)
-        speed_up, share = alternate(lm, [paper], size)
-        rate = seconds(run_ours, lm, paper) / distinct_tokens(paper)
-        base = base or rate
-        table.add_row(
-            str(prefix), str(candidates), f"{speed_up:.2f}", f"{share:.2f}", f"{rate / base:.2f}"
-        )
-    console.print(table)
+    if "real" in options.parts:
+        print_real(console, lm, options)
+    if "multiple-choice" in options.parts:
+        print_multiple_choice(console, lm)
+    if "shapes" in options.parts:
+        print_shapes(console, lm)
+    if "vocabularies" in options.parts:
+        print_vocabularies(console, lm)
 
 
 if __name__ == "__main__":

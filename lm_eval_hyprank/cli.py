@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import copy
 import io
+import json
 import logging
 import os
 import platform
@@ -44,9 +45,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ["run"]:  # all that follows is lm-eval's
             return _run(arguments[1:])
+        if arguments[:1] == ["new"]:
+            return _new(arguments[1:])
         options = _parser().parse_args(arguments)
         if options.command == "validate":
             return _validate(options.folder, options.revision)
+        if options.command == "report":
+            return _report(options)
+        if options.command == "cost":
+            return _cost(options)
         return _doctor()
     except DatasetError as error:
         print(error, file=sys.stderr)
@@ -72,6 +79,64 @@ def _parser() -> argparse.ArgumentParser:
     )
     validate.add_argument("--revision", help="branch, tag or commit of the hub's copy")
     commands.add_parser(
+        "new", help="write the task of a ranking data set of your own", add_help=False
+    )
+    cost = commands.add_parser(
+        "cost",
+        help="say how many tokens a judge's run takes",
+        description="Counts the requests and tokens of judge tasks. Nothing is asked.",
+    )
+    cost.add_argument("tasks", nargs="+", metavar="TASK", help="such as researchbench_judge")
+    cost.add_argument(
+        "--tokenizer",
+        default="o200k_base",
+        metavar="NAME",
+        help="OpenAI model or encoding, or a Hugging Face tokenizer's folder or owner/name "
+        "(default: o200k_base)",
+    )
+    cost.add_argument(
+        "--metadata", type=json.loads, default={}, metavar="JSON", help="as lm_eval's"
+    )
+    cost.add_argument("--limit", type=_positive, metavar="N", help="only the first N papers")
+    cost.add_argument(
+        "--max_gen_toks", type=_positive, metavar="N", help="tokens a reply may have, if changed"
+    )
+    report = commands.add_parser(
+        "report",
+        help="statistics, tables, figures and a page from lm-eval's output folders",
+        description="Makes statistics, tables, figures and a page from the folders that lm_eval "
+        "wrote with --output_path and --log_samples. No model is run.",
+    )
+    report.add_argument(
+        "folders", nargs="+", type=Path, metavar="RUN_DIR", help="searched at any depth"
+    )
+    report.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="OUT", help="folder for the report"
+    )
+    report.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this task and its controls (may be repeated; default: all, of one paper set)",
+    )
+    report.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
+    report.add_argument(
+        "--resamples", type=_positive, default=2000, help="of the bootstrap (default: 2000)"
+    )
+    report.add_argument(
+        "--interval",
+        choices=("percentile", "bca"),
+        default="percentile",
+        help="kind of bootstrap interval (default: percentile)",
+    )
+    report.add_argument(
+        "--no-text",
+        action="store_true",
+        help="leave out titles, prompts and candidates, which ResearchBench's licence forbids to "
+        "pass on",
+    )
+    commands.add_parser(
         "doctor",
         help="say what is installed and whether lm-eval finds the tasks",
         description="Says what is installed and whether lm-eval finds the tasks. "
@@ -83,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def _console() -> Console:
@@ -166,6 +238,113 @@ def _print_facts(console: Console, facts: Facts) -> None:
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+
+
+# --- hyprank new ----------------------------------------------------------------------------
+
+
+def _new(arguments: list[str]) -> int:
+    from lm_eval_hyprank import new_task  # here, for it takes its time to load
+
+    console = _console()
+    for line in new_task.create(new_task.parser().parse_args(arguments)):
+        _line(console, line)
+    return 0
+
+
+# --- hyprank report --------------------------------------------------------------------------
+
+_REPORT_PACKAGES = {"pandas", "scipy", "statsmodels", "matplotlib", "yaml", "jinja2"}
+
+
+def _report(options: argparse.Namespace) -> int:
+    try:  # here, for these take their time to load and need not be installed
+        from lm_eval_hyprank.report.build import build_report
+        from lm_eval_hyprank.report.intervals import Settings
+        from lm_eval_hyprank.report.runs import ReportError, read_runs
+        from lm_eval_hyprank.report.write import prepare, write_report
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _REPORT_PACKAGES:
+            raise
+        print(
+            f"hyprank report needs {error.name}, which is not installed: "
+            "pip install 'lm_eval_hyprank[report]'",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        prepare(options.output)
+        runs = read_runs(options.folders, options.task)
+    except ReportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    settings = Settings(options.resamples, options.seed, options.interval)
+    report = build_report(runs, settings, text=not options.no_text)
+    write_report(report, options.output)
+    console = _console()
+    models = {system["model"] for system in report["systems"] if system["kind"] != "trivial"}
+    _line(
+        console,
+        f"{report['paper_set']['papers']} papers, {len(models)} model(s), "
+        f"{len(report['systems'])} systems.",
+    )
+    for title, status in (("Superseded", "superseded"), ("Left out", "left_out")):
+        for entry in runs.files[status]:
+            _line(console, f"{title}: {entry['file']}: {entry['why']}")
+    for note in runs.notes:
+        _line(console, note)
+    for name in ("index.html", "report.md", "report.json"):
+        _line(console, str(options.output / name))
+    return 0
+
+
+# --- hyprank cost ---------------------------------------------------------------------------
+
+
+def _cost(options: argparse.Namespace) -> int:
+    from lm_eval_hyprank.harness import reads_replies
+    from lm_eval_hyprank.judge.cost import CostError, estimate, token_counter
+
+    table = _table("Tokens")
+    for heading in ("task", "requests", "prompts", "longest prompt", "replies at most"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    try:
+        count = token_counter(options.tokenizer)
+        for name, task in _load_tasks(options.tasks, options.metadata).items():
+            if not reads_replies(task):
+                raise CostError(f"{name} asks no judge: its model runs here and has no price")
+            cost = estimate(task, count, options.limit, options.max_gen_toks)
+            numbers = (cost.requests, cost.prompt_tokens, cost.longest_prompt, cost.reply_tokens)
+            table.add_row(name, *(f"{number:,}" for number in numbers))
+    except CostError as error:
+        print(error, file=sys.stderr)
+        return 2
+    console = _console()
+    console.print(table)
+    _line(console, "")
+    _line(
+        console, f"Counted with {options.tokenizer}. A chat template adds a few tokens a request;"
+    )
+    _line(console, "a reply is mostly short, unless the model reasons, which is paid for as well.")
+    return 0
+
+
+def _load_tasks(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    import lm_eval_hyprank.tasks  # noqa: F401  (the YAMLs name its functions)
+    from lm_eval_hyprank.judge.cost import CostError
+
+    with _silence():
+        folder = Path(lm_eval.__file__).parent / "tasks" / "hyprank"
+        manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+        known = manager.all_tasks
+        if unknown := [name for name in names if name not in known]:
+            judges = ", ".join(n for n in known if "judge" in n or "pairwise" in n)
+            raise CostError(f"there is no task {unknown[0]}; a judge is asked by: {judges}")
+        tasks: dict[str, Any] = manager.load(list(names))["tasks"]
+    return tasks
 
 
 # --- hyprank doctor -------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
+
+from lm_eval_hyprank.extras import Extras, free_energy_name
 
 BLOCK_BYTES = {"cpu": 2 * 2**20}
 """Extra memory that :func:`token_scores` may hold beside its input, in bytes by device type.
@@ -15,6 +18,14 @@ DEFAULT_BLOCK_BYTES = 128 * 2**20
 """The same for every other device, where few large kernels beat many small ones."""
 
 
+LEAST_LOG_RATIO = -200.0
+"""Where log-probabilities, relative to the largest, are cut for the moments.
+
+``exp`` of anything this small is 0 in float32, so nothing is lost, and a logit of minus infinity
+does not make 0 times infinity.
+"""
+
+
 @dataclass(frozen=True)
 class TokenScores:
     """Scores of N tokens; every field a CPU tensor of shape ``[N]``, all values in nats.
@@ -23,11 +34,13 @@ class TokenScores:
         raw: float64, raw target-logit energy ``-z[x]``.
         logz: float64, log-partition ``logsumexp(z)``.
         greedy: bool, whether ``x`` is the first of the largest logits.
+        extra: float64, what `Extras` asked for, by name.
     """
 
     raw: torch.Tensor
     logz: torch.Tensor
     greedy: torch.Tensor
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nll(self) -> torch.Tensor:
@@ -35,7 +48,8 @@ class TokenScores:
         return self.logz + self.raw
 
     def __getitem__(self, part: slice) -> TokenScores:
-        return TokenScores(self.raw[part], self.logz[part], self.greedy[part])
+        extra = {name: values[part] for name, values in self.extra.items()}
+        return TokenScores(self.raw[part], self.logz[part], self.greedy[part], extra)
 
     @staticmethod
     def concatenate(parts: list[TokenScores]) -> TokenScores:
@@ -44,11 +58,17 @@ class TokenScores:
             torch.cat([part.raw for part in parts]),
             torch.cat([part.logz for part in parts]),
             torch.cat([part.greedy for part in parts]),
+            {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
         )
 
 
 def token_scores(
-    logits: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor | None = None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    *,
+    extras: Extras | None = None,
+    uncapped: torch.Tensor | None = None,
 ) -> TokenScores:
     """Scores each token from the logits that predict it.
 
@@ -56,15 +76,20 @@ def token_scores(
     ``m + log(sum(exp(z - m)))`` with ``m = max(z)``, in float32 whatever the model's dtype (a
     softmax in bfloat16 turns different candidates into ties); the raw energy is ``-z[x]`` as
     the model returned it; their float64 sum is the NLL. Rows are taken in blocks, so that at
-    most ``BLOCK_BYTES`` (or one row in float32) is held beside the input whatever the
-    vocabulary. (Rajwal, Das and Ghosal, arXiv 2608.17270, equations 1 and 2.)
+    most ``BLOCK_BYTES`` (or, in float32, one row and one for each step of ``extras``) is held
+    beside the input whatever the vocabulary. (Rajwal, Das and Ghosal, arXiv 2608.17270,
+    equations 1 and 2.)
 
     Args:
         logits: ``[M, vocabulary]``, any floating dtype and device.
         targets: ``[N]``, int64, on the same device.
         rows: ``[N]``, int64, on the same device: the row of ``logits`` that predicts each
             target; None where they correspond one to one (``M == N``).
+        extras: What else to compute; None for nothing.
+        uncapped: As ``logits``, before the model's final soft-capping; None where it has none,
+            whose ``precap`` is the raw energy itself.
     """
+    extras = extras or Extras()
     if rows is None:
         rows = torch.arange(len(targets), device=logits.device)
     picked = logits[rows, targets].float()
@@ -72,15 +97,44 @@ def token_scores(
     tops = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
     sums = torch.empty_like(tops)
     greedy = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
+    cooled = {temperature: torch.empty_like(tops) for temperature in extras.temperatures}
+    means, variances = torch.empty_like(tops), torch.empty_like(tops)
     budget = BLOCK_BYTES.get(logits.device.type, DEFAULT_BLOCK_BYTES)
-    block = max(1, budget // (4 * logits.shape[1]))
+    copies = 3 if extras.moments else 2 if cooled else 1
+    block = max(1, budget // (4 * copies * logits.shape[1]))
     for start in range(0, len(rows), block):
         part = slice(start, start + block)
         scratch = logits[rows[part]].float()
         top, index = scratch.max(dim=1)
-        scratch.sub_(top[:, None]).exp_()
+        scratch.sub_(top[:, None])
+        for temperature, ratios in cooled.items():
+            ratios[part] = (scratch / temperature).exp_().sum(dim=1)
+        if extras.moments:
+            means[part], variances[part] = _moments(scratch.clamp(min=LEAST_LOG_RATIO))
+        scratch.exp_()
         tops[part] = top
         sums[part] = scratch.sum(dim=1)
         greedy[part] = index == targets[part]
-    logz = tops.cpu().double() + sums.cpu().double().log()
-    return TokenScores(-picked.cpu().double(), logz, greedy.cpu())
+    log_sums = sums.cpu().double().log()
+    highest = tops.cpu().double()
+    extra = {}
+    if extras.precap:
+        before = picked if uncapped is None else uncapped[rows, targets].float()
+        extra["precap"] = -before.cpu().double()
+    if extras.moments:
+        extra["logp_mean"] = means.cpu().double() - log_sums
+        extra["logp_var"] = variances.cpu().double()
+    for temperature, ratios in cooled.items():
+        energy = -highest - temperature * ratios.cpu().double().log()
+        extra[free_energy_name(temperature)] = energy
+    return TokenScores(-picked.cpu().double(), highest + log_sums, greedy.cpu(), extra)
+
+
+def _moments(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance over each row's own softmax; overwrites the input ``[N, vocabulary]``."""
+    weights = log_ratios.exp()
+    weights.div_(weights.sum(dim=1, keepdim=True))
+    mean = (weights * log_ratios).sum(dim=1)
+    # In two steps: the difference of the second moment and the squared mean would cancel.
+    variance = log_ratios.sub_(mean[:, None]).square_().mul_(weights).sum(dim=1)
+    return mean, variance

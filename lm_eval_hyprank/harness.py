@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import lm_eval.evaluator
@@ -20,7 +21,13 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 
 import lm_eval_hyprank
-from lm_eval_hyprank.filters import CandidateScore
+from lm_eval_hyprank import token_file
+from lm_eval_hyprank.extras import Extras, union
+from lm_eval_hyprank.filters import CandidateScore, EmbeddingScore
+from lm_eval_hyprank.judge.asking import ask, check_judge, judge_fingerprint, keep_answers_only
+from lm_eval_hyprank.judge.replies import JudgeRanking, JudgeVerdict
+from lm_eval_hyprank.judge.scoring import NOTES, figures
+from lm_eval_hyprank.models.embedding import check_embeds
 from lm_eval_hyprank.models.hf import (
     EnergyHFLM,
     check_supported,
@@ -32,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_KEY = "hyprank:model"
 """Where a response cache keeps the fingerprint of the model that filled it."""
+
+EXTRAS_KEY = "hyprank:tokens"
+"""Where a response cache keeps what its responses hold of every token."""
 
 
 def install() -> None:
@@ -50,24 +60,64 @@ def uninstall() -> None:
 def _wrap(evaluate: Any) -> Any:
     @functools.wraps(evaluate)
     def evaluate_with_hyprank(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        tasks = {name: task for name, task in _leaf_tasks(task_dict) if reads_scores(task)}
-        if not tasks:
+        tasks = dict(_leaf_tasks(task_dict))
+        scored = {name: task for name, task in tasks.items() if reads_scores(task)}
+        judged = {name: task for name, task in tasks.items() if reads_replies(task)}
+        embedded = {n: task for n, task in tasks.items() if _has_filter(task, EmbeddingScore)}
+        ours = scored | judged | embedded
+        if not ours:
             return evaluate(lm, task_dict, *args, **kwargs)
         model = lm.lm if isinstance(lm, CachingLM) else lm
-        check_supported(model)
-        check_items(model.world_size, tasks, kwargs.get("limit"), kwargs.get("samples"))
+        if scored:
+            check_supported(model)
+        if embedded:
+            check_embeds(model)
+        if judged:
+            check_judge(model, kwargs.get("apply_chat_template", False))
+        check_items(model.world_size, ours, kwargs.get("limit"), kwargs.get("samples"))
         if kwargs.get("cache_requests"):
             raise ValueError(
                 "--cache_requests files prompts under the task's name alone, so a run with other "
                 "data or another layout would be given the old ones; leave it out"
             )
-        fingerprint = model_fingerprint(model)
-        if isinstance(lm, CachingLM):
-            check_cache(lm, fingerprint)
-        with _hook(model, tasks.keys()):
-            results = evaluate(lm, task_dict, *args, **kwargs)
+        folders = token_folders(scored)
+        fingerprint = (
+            model.fingerprint()
+            if embedded
+            else model_fingerprint(model)
+            if scored
+            else judge_fingerprint(model)
+        )
+        answer: Callable[..., list[Any]]
+        with ExitStack() as stack:
+            extras = wanted_extras(scored, stored=bool(folders))
+            if isinstance(lm, CachingLM):
+                check_cache(lm, fingerprint)
+                if scored:
+                    extras = cached_extras(lm, extras)
+                stack.enter_context(keep_answers_only(lm))
+            if scored and not (isinstance(model, EnergyHFLM) and extras is None):
+                answer = functools.partial(score_requests, model, extras=extras)
+                stack.enter_context(_hook(model, "loglikelihood", scored.keys(), answer))
+            if judged:
+                answer = functools.partial(ask, model, model.generate_until)
+                stack.enter_context(_hook(model, "generate_until", judged.keys(), answer))
+            # What is told of a judge is told from its samples, logged or not.
+            options = kwargs | {"log_samples": True} if judged else kwargs
+            results = evaluate(lm, task_dict, *args, **options)
+        for name, folder in folders.items():
+            made_by = {"task": name, "model_fingerprint": fingerprint}
+            token_file.write(folder, model.rank, model.world_size, scored[name].instances, made_by)
         if results is not None:
-            _annotate(results, tasks.keys(), model, fingerprint)
+            results["hyprank"] = {"version": lm_eval_hyprank.__version__}
+            if fingerprint is not None:
+                results["hyprank"]["model_fingerprint"] = fingerprint
+            if scored or embedded:
+                _annotate(results, (scored | embedded).keys(), model)
+            if judged:
+                _annotate_judged(results, judged)
+            if not kwargs.get("log_samples", True):
+                results.pop("samples", None)
         return results
 
     evaluate_with_hyprank.without_hyprank = evaluate  # type: ignore[attr-defined]
@@ -76,12 +126,26 @@ def _wrap(evaluate: Any) -> Any:
 
 def reads_scores(task: Any) -> bool:
     """Whether a task has a scorer of this package among its filters."""
+    return _has_filter(task, CandidateScore)
+
+
+def reads_replies(task: Any) -> bool:
+    """Whether a task has a reader of a judge's replies among its filters."""
+    return _has_filter(task, (JudgeRanking, JudgeVerdict))
+
+
+def _has_filter(task: Any, kinds: type | tuple[type, ...]) -> bool:
     return any(
-        isinstance(make.func, type) and issubclass(make.func, CandidateScore)
+        _makes(make, kinds)
         for ensemble in getattr(task, "_filters", [])
         for make in ensemble.filters
-        if isinstance(make, functools.partial)
     )
+
+
+def _makes(make: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether what lm-eval keeps in place of a filter makes one of these kinds."""
+    made = make.func if isinstance(make, functools.partial) else None
+    return isinstance(made, type) and issubclass(made, kinds)
 
 
 def _leaf_tasks(tasks: Any) -> Iterator[tuple[str, Task]]:
@@ -124,40 +188,78 @@ def check_items(
             )
 
 
-@contextmanager
-def _hook(model: Any, tasks: Collection[str]) -> Iterator[None]:
-    """Has the model answer requests of ``tasks`` with continuation scores, others as before."""
-    if isinstance(model, EnergyHFLM):
-        yield
-        return
-    stock = model.loglikelihood
+def wanted_extras(tasks: Mapping[str, Task], stored: bool) -> Extras | None:
+    """What the tasks' scorers, or files to be stored, need of every token; None for sums."""
+    scorers = [
+        make()
+        for task in tasks.values()
+        for ensemble in task._filters
+        for make in ensemble.filters
+        if _makes(make, CandidateScore)
+    ]
+    return union([Extras() if stored else None, *(scorer.extras for scorer in scorers)])
 
-    def loglikelihood(requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+
+def token_folders(tasks: Mapping[str, Task]) -> dict[str, Path]:
+    """Where the values of the tasks' tokens are to be stored, by ``--metadata``'s `token_scores`.
+
+    Raises:
+        ValueError: It is no folder's name, or some task's values are there already.
+    """
+    folders = {}
+    for name, task in tasks.items():
+        asked = (task.config.metadata or {}).get("token_scores")
+        if asked is None:
+            continue
+        if not isinstance(asked, str) or not asked.strip():
+            raise ValueError(
+                f"token_scores is {asked!r}; name the folder that takes the values of the tokens: "
+                """--metadata '{"token_scores": "DIR"}'"""
+            )
+        folders[name] = token_file.folder_for(asked, name)
+    return folders
+
+
+@contextmanager
+def _hook(
+    model: Any, method: str, tasks: Collection[str], answer: Callable[..., list[Any]]
+) -> Iterator[None]:
+    """Has ``answer`` take a method's requests of ``tasks``, and the model the others."""
+    stock = getattr(model, method)
+
+    def split(requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         ours = [i for i, request in enumerate(requests) if request.task_name in tasks]
         rest = [i for i, request in enumerate(requests) if request.task_name not in tasks]
         answers: dict[int, Any] = {}
-        for indices, answer in ((ours, functools.partial(score_requests, model)), (rest, stock)):
+        for indices, call in ((ours, answer), (rest, stock)):
             if indices:
-                found = answer([requests[i] for i in indices], disable_tqdm=disable_tqdm)
+                found = call([requests[i] for i in indices], disable_tqdm=disable_tqdm)
                 answers.update(zip(indices, found, strict=True))
         return [answers[i] for i in range(len(requests))]
 
-    model.loglikelihood = loglikelihood
+    setattr(model, method, split)
     try:
         yield
     finally:
-        del model.loglikelihood
+        delattr(model, method)
 
 
-def check_cache(cache: CachingLM, fingerprint: str) -> None:
+def check_cache(cache: CachingLM, fingerprint: str | None) -> None:
     """Refuses a response cache that another model, or stock lm-eval, has written to.
 
     lm-eval files responses under the prompt alone, so a second model on the same path would be
     given the first one's scores. The cache of a run of ours carries its model's fingerprint.
 
     Raises:
-        ValueError: The cache holds responses that are not known to be this model's.
+        ValueError: The cache holds responses that are not known to be this model's, or what
+            model this is cannot be told.
     """
+    if fingerprint is None:
+        raise ValueError(
+            f"--use_cache files responses under the prompt alone, and {type(cache.lm).__name__} "
+            "does not tell which model it runs, so another one's could be taken for its; leave "
+            "--use_cache out"
+        )
     written_by = cache.dbdict.get(CACHE_KEY)
     if written_by is None and not len(cache.dbdict):
         cache.dbdict[CACHE_KEY] = fingerprint
@@ -176,7 +278,28 @@ def check_cache(cache: CachingLM, fingerprint: str) -> None:
         )
 
 
-def _annotate(results: dict[str, Any], tasks: Set[str], model: Any, fingerprint: str) -> None:
+def cached_extras(cache: CachingLM, extras: Extras | None) -> Extras | None:
+    """What a run computes of every token, given what the responses in its cache hold.
+
+    A cache holds the same of all its responses: what the first run on it asked for.
+
+    Raises:
+        ValueError: The run needs more than that.
+    """
+    if len(cache.dbdict) == 1:  # the fingerprint alone
+        cache.dbdict[EXTRAS_KEY] = extras
+        cache.dbdict.commit()
+    held: Extras | None = cache.dbdict.get(EXTRAS_KEY)
+    if extras is not None and (held is None or union([held, extras]) != held):
+        raise ValueError(
+            f"the response cache {cache.cache_db} holds "
+            f"{'sums' if held is None else held}, but a scorer or file of this run needs {extras} "
+            "of every token; give --use_cache another path, or delete the file"
+        )
+    return held
+
+
+def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
     """Adds what the harness does not keep: token counts, cuts, and what produced the scores."""
     samples = results.get("samples") or {}
     for task in tasks & samples.keys():
@@ -188,11 +311,29 @@ def _annotate(results: dict[str, Any], tasks: Set[str], model: Any, fingerprint:
             if sample["truncated"]:
                 cut.add(sample["doc_id"])
         if cut:
-            logger.warning("%s: %d item(s) were scored on a context cut to fit", task, len(cut))
+            logger.warning("%s: %d item(s) were scored on a text cut to fit", task, len(cut))
     engine = model.__dict__.get("_hyprank_engine")
-    results["hyprank"] = {
-        "version": lm_eval_hyprank.__version__,
-        "model_fingerprint": fingerprint,
+    results["hyprank"] |= {
         "device": str(model.device),
         "prefix_reuse": engine.reuse.name if engine and engine.reuse else None,
     }
+
+
+def _annotate_judged(results: dict[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Adds to each sample what its replies say, and to the results how they came out."""
+    results["hyprank"]["judge"] = {}
+    for name, task in tasks.items():
+        samples = results["samples"][name]
+        note = NOTES[(task.config.metadata or {}).get("kind", "judge")]
+        for sample in samples:
+            sample["judge"] = note(sample["doc"], sample["filtered_resps"])
+        found = figures((sample["doc"], sample["filtered_resps"]) for sample in samples)
+        results["hyprank"]["judge"][name] = found
+        if found["invalid"]:
+            logger.warning(
+                "%s: %d of %d replies say nothing that can be scored: %s",
+                name,
+                found["replies"] - found["valid"],
+                found["replies"],
+                ", ".join(f"{reason} ({count})" for reason, count in found["invalid"].items()),
+            )

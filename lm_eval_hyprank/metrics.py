@@ -15,7 +15,7 @@ from typing import Any
 import lm_eval.api.metrics  # noqa: F401  # registers the aggregation "mean"
 from lm_eval.api.registry import register_aggregation, register_metric
 
-from lm_eval_hyprank.ranking import gold_rank
+from lm_eval_hyprank.ranking import best_gold_rank, gold_rank
 
 HIT_KS = (1, 2, 3, 5)
 """The cut-offs k of Hit@k that are reported."""
@@ -25,7 +25,8 @@ def process_results(doc: Mapping[str, Any], scores: Sequence[float]) -> dict[str
     """Metrics of one item under one scorer; lm-eval calls it once for every filter.
 
     Args:
-        doc: The item, with ``gold``: the index of the gold candidate.
+        doc: The item, with ``gold``: the index of the gold candidate, or a list of indices; of
+            several golds the best-ranked one counts (`lm_eval_hyprank.ranking.BestGoldRank`).
         scores: One score a candidate in the order of the item's candidates, lower is better.
 
     Returns:
@@ -35,7 +36,8 @@ def process_results(doc: Mapping[str, Any], scores: Sequence[float]) -> dict[str
     """
     if not all(math.isfinite(score) for score in scores):
         return {"invalid": 1.0}
-    rank = gold_rank(scores, doc["gold"])
+    gold = doc["gold"]
+    rank = gold_rank(scores, gold) if isinstance(gold, int) else best_gold_rank(scores, gold)
     return {
         **{f"hit@{k}": rank.hit(k) for k in HIT_KS},
         "mrr": rank.reciprocal_rank,

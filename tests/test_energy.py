@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lm_eval_hyprank import energy
 from lm_eval_hyprank.energy import TokenScores, token_scores
+from lm_eval_hyprank.extras import Extras, free_energy_name, union
 
 
 def reference(logits: torch.Tensor, targets: torch.Tensor) -> TokenScores:
@@ -106,6 +107,106 @@ def test_extra_memory_is_bounded_whatever_the_vocabulary(vocabulary):
     largest = max(abs(event.self_cpu_memory_usage) for event in profile.events())
     one_row = 4 * vocabulary
     assert largest <= max(energy.BLOCK_BYTES["cpu"], one_row)
+
+
+EVERYTHING = Extras(precap=True, moments=True, temperatures=frozenset({0.5, 3.0}))
+
+
+def reference_extras(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The definitions in float64: moments as expectations over the softmax, all rows at once."""
+    logp = logits.double().log_softmax(1)
+    mean = (logp.exp() * logp.nan_to_num(neginf=0)).sum(1)
+    square = (logp.exp() * logp.nan_to_num(neginf=0) ** 2).sum(1)
+    return {
+        "precap": -logits.double().gather(1, targets[:, None])[:, 0],
+        "logp_mean": mean,
+        "logp_var": square - mean**2,
+        "free_energy_t0.5": -0.5 * (logits.double() / 0.5).logsumexp(1),
+        "free_energy_t3.0": -3.0 * (logits.double() / 3.0).logsumexp(1),
+    }
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    vocabulary=st.integers(2, 300),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    shift=st.sampled_from([0.0, 500.0, -500.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    block=st.integers(1, 4000),
+    seed=st.integers(0, 2**31),
+)
+def test_extras_equal_float64_whatever_the_blocks(
+    rows, vocabulary, scale, shift, dtype, block, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(rows, vocabulary, generator=generator) * scale + shift).to(dtype)
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(energy.BLOCK_BYTES, "cpu", block)
+        plain, found = (
+            token_scores(logits, targets),
+            token_scores(logits, targets, extras=EVERYTHING),
+        )
+    assert plain.extra == {}
+    assert torch.equal(found.nll, plain.nll)
+    expected = reference_extras(logits, targets)
+    assert found.extra.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(found.extra[name], values, rtol=3e-6, atol=2e-5)
+
+
+def test_logits_of_minus_infinity_leave_the_moments_finite():
+    logits = torch.tensor([[1.0, -math.inf, 0.0]])
+    found = token_scores(logits, torch.tensor([0]), extras=EVERYTHING).extra
+    kept = token_scores(logits[:, [0, 2]], torch.tensor([0]), extras=EVERYTHING).extra
+    for name, values in kept.items():
+        assert torch.equal(found[name], values)
+
+
+def test_a_small_variance_far_from_zero_is_not_lost():
+    logits = torch.randn(1, 50_000) * 1e-3  # log-probabilities of -10.8 that vary by 1e-6
+    found = token_scores(logits, torch.tensor([0]), extras=Extras(moments=True)).extra["logp_var"]
+    assert found.item() == pytest.approx(logits.double().var().item(), rel=1e-2)
+
+
+def test_uncapped_logits_are_read_for_precap_alone():
+    logits, uncapped = torch.randn(4, 30), torch.randn(4, 30)
+    rows, targets = torch.tensor([3, 0, 0]), torch.tensor([1, 2, 29])
+    found = token_scores(logits, targets, rows, extras=Extras(precap=True), uncapped=uncapped)
+    assert torch.equal(found.raw, token_scores(logits, targets, rows).raw)
+    assert found.extra["precap"].tolist() == [-uncapped[3, 1], -uncapped[0, 2], -uncapped[0, 29]]
+
+
+def test_extras_are_cut_and_joined_with_the_rest():
+    logits = torch.randn(5, 30)
+    whole = token_scores(logits, torch.arange(5), extras=EVERYTHING)
+    joined = TokenScores.concatenate([whole[:2], whole[2:]])
+    assert len(whole[:2].extra["precap"]) == 2
+    for name, values in whole.extra.items():
+        assert torch.equal(joined.extra[name], values)
+
+
+def test_extra_memory_of_extras_is_three_blocks_at_most():
+    logits = torch.randn(64, 262_144)
+    targets = torch.zeros(64, dtype=torch.long)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        token_scores(logits, targets, extras=EVERYTHING)
+    largest = max(abs(event.self_cpu_memory_usage) for event in profile.events())
+    assert largest <= max(energy.BLOCK_BYTES["cpu"] / 3, 4 * 262_144)
+
+
+def test_a_union_wants_all_that_each_wants():
+    one, other = Extras(precap=True, temperatures=frozenset({2.0})), Extras(moments=True)
+    assert union([one, None, other]) == Extras(True, True, frozenset({2.0}))
+    assert union([Extras()]) == Extras()
+    assert union([None]) is None
+
+
+def test_temperatures_have_one_name_however_written():
+    assert free_energy_name(2) == free_energy_name(2.0) == "free_energy_t2.0"
 
 
 @pytest.mark.slow

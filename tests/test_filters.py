@@ -1,23 +1,28 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 from lm_eval.api.registry import get_filter
 from lm_eval.filters import build_filter_ensemble
 
 from lm_eval_hyprank import ContinuationScore
-from lm_eval_hyprank.filters import CandidateScore
+from lm_eval_hyprank.extras import Extras
+from lm_eval_hyprank.filters import CandidateScore, chance
+from lm_eval_hyprank.scores import TokenValues
 from tests import tiny
 
 
-def score(nll_sum: float, raw_sum: float = 0.0, *, tokens: int = 4, size: int = 9):
+def score(nll_sum: float, raw_sum: float = 0.0, *, tokens: int = 4, size: int = 9, values=None):
     return ContinuationScore(
         is_greedy=False,
         num_tokens=tokens,
         num_bytes=size,
+        num_zlib_bytes=size + 8,
         nll_sum=nll_sum,
         raw_sum=raw_sum,
         logz_sum=nll_sum - raw_sum,
+        tokens=values,
     )
 
 
@@ -69,3 +74,52 @@ def test_items_without_a_finite_score_are_named_and_counted(caplog):
     assert "2 item(s)" in message
     assert "a (1 candidates), c (2 candidates)" in message
     assert "b" not in message.split(":")[-1]
+
+
+def test_a_score_of_token_values_takes_its_parameters():
+    array = np.array([1, 5, 3, 2], dtype=np.float32)
+    values = TokenValues(np.arange(4, dtype=np.int32), array, -array, 0 * array)
+    scorer = CandidateScore(score="min_k", percent=50)
+    assert scorer.apply([[score(11.0, values=values)]], [{}]) == [4.0]
+    assert CandidateScore(score="min_k", percent=50, higher_is_better=True).apply(
+        [[score(11.0, values=values)]], [{}]
+    ) == [-4.0]
+
+
+def test_a_scorer_says_what_it_needs_of_the_tokens():
+    assert CandidateScore(score="nll_byte").extras is None
+    assert CandidateScore(score="min_k").extras == Extras()
+    assert CandidateScore(score="min_k_plus").extras == Extras(moments=True)
+    assert CandidateScore(score="raw_precap").extras == Extras(precap=True)
+    free = CandidateScore(score="free_energy", temperature=2)
+    assert free.extras == Extras(temperatures=frozenset({2.0}))
+
+
+def test_token_values_that_are_not_there_are_told_of():
+    with pytest.raises(TypeError, match=r"min_k is made of the values of single tokens"):
+        CandidateScore(score="min_k").apply([[score(1.0)]], [{}])
+
+
+def test_a_candidate_without_a_score_has_none_made_of_tokens_either():
+    (found,) = CandidateScore(score="min_k").apply([[score(math.nan)]], [{}])
+    assert math.isnan(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score": "nll", "percent": 20}, "nll has no parameter percent"),
+        ({"score": "min_k", "tokens": 20}, "min_k: .*tokens"),
+        ({"score": "min_k", "percent": -1}, "min_k: percent is -1"),
+        ({"score": "free_energy"}, "free_energy: .*temperature"),
+    ],
+)
+def test_parameters_are_looked_at_before_anything_is_scored(options, message):
+    with pytest.raises(ValueError, match=message):
+        CandidateScore(**options)
+
+
+def test_chance_ties_all_candidates_and_leaves_out_what_has_no_score():
+    found = chance([[score(1.0)], [score(2.0)], [score(math.nan)]], [{}] * 3)
+    assert found[:2] == [0.0, 0.0]
+    assert math.isnan(found[2])

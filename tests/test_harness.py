@@ -14,11 +14,14 @@ from lm_eval.api.model import LM
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 import lm_eval_hyprank.tasks  # noqa: F401
 from lm_eval_hyprank import ContinuationScore, harness
+from lm_eval_hyprank.datasets import demo
 from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.models.hf import EnergyHFLM
+from lm_eval_hyprank.scores import min_k
 from tests import tiny
 from tests.conftest import TASK_CONFIGS
 
@@ -285,7 +288,7 @@ def test_truncation_is_told_per_sample_and_counted(folder, caplog):
         results = evaluate([TASK], lm)
     cut = {s["doc_id"] for s in results["samples"][TASK] if s["truncated"]}
     assert cut
-    assert f"{len(cut)} item(s) were scored on a context cut to fit" in caplog.text
+    assert f"{len(cut)} item(s) were scored on a text cut to fit" in caplog.text
 
 
 # ---- limits and samples
@@ -410,6 +413,99 @@ def test_a_cache_of_ours_serves_a_stock_task_beside(folder, tmp_path, stock_task
     assert first["results"] == second["results"]
 
 
+# ---- values of tokens
+
+
+def test_an_ordinary_run_keeps_no_values_of_tokens(run):
+    assert all(r[0].tokens is None for sample in run["samples"][TASK] for r in sample["resps"])
+
+
+@pytest.mark.parametrize("model", ["hf", "hf-energy"])
+def test_scorers_get_the_values_of_tokens_that_they_need(run, folder, model):
+    task = "hyprank_demo_energy_scores"
+    results = evaluate([task], model, folder=folder, limit=2)
+    by_filter = {(s["doc_id"], s["filter"]): s for s in results["samples"][task]}
+    base = {(s["doc_id"], s["filter"]): s for s in run["samples"][TASK]}
+    for (doc_id, name), sample in by_filter.items():
+        assert all(math.isfinite(score) for score in sample["filtered_resps"]), name
+        responses = [resps[0] for resps in sample["resps"]]
+        assert set(responses[0].tokens.extra) == {
+            "precap", "logp_mean", "logp_var", "free_energy_t2.0"
+        }  # fmt: skip
+        if (doc_id, name) in base:
+            assert sample["filtered_resps"] == base[doc_id, name]["filtered_resps"]
+        expected = {
+            "raw_precap": [r.raw for r in responses],
+            "nll_byte": [r.nll_sum / r.num_bytes for r in responses],
+            "min_k": [min_k(r.tokens, percent=20) for r in responses],
+        }
+        if name in expected:
+            assert sample["filtered_resps"] == pytest.approx(expected[name], rel=1e-12)
+    assert {name for _, name in by_filter} == {
+        "nll", "raw", "raw_precap", "nll_byte", "nll_zlib", "zlib_ratio", "nll_first", "min_k",
+        "min_k_plus", "free_energy_t2",
+    }  # fmt: skip
+
+
+def test_samples_files_do_not_hold_the_values_of_tokens(folder, tmp_path):
+    results = evaluate(["hyprank_demo_energy_scores"], folder=folder, limit=1)
+    (samples,) = results["samples"].values()
+    tracker = EvaluationTracker(output_path=str(tmp_path))
+    tracker.general_config_tracker.model_name_sanitized = "tiny"
+    tracker.save_results_aggregated(results={"results": {}}, samples={"task": samples})
+    tracker.save_results_samples(task_name="task", samples=samples)
+    (file,) = tmp_path.rglob("samples_*.jsonl")
+    for line in file.read_text(encoding="utf-8").splitlines():
+        assert all(len(response[0]) == 2 for response in json.loads(line)["resps"])
+
+
+SCORES_TASK = "hyprank_demo_energy_scores"
+
+
+def test_a_cache_of_sums_is_refused_where_values_of_tokens_are_needed(folder, tmp_path):
+    cache = str(tmp_path / "cache")
+    evaluate([TASK], folder=folder, use_cache=cache, limit=1)
+    with pytest.raises(ValueError, match=r"holds sums, but.*Extras\(.*another path"):
+        evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=1)
+
+
+def test_a_cache_with_values_of_tokens_keeps_them_whoever_adds_to_it(folder, tmp_path, monkeypatch):
+    cache = str(tmp_path / "cache")
+    first = evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=1)
+    evaluate([TASK], folder=folder, use_cache=cache, limit=2)
+
+    def never(*_args, **_kwargs):
+        raise AssertionError("the model was asked although everything is cached")
+
+    monkeypatch.setattr(harness, "score_requests", never)
+    second = evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=2)
+    for new, old in zip(
+        second["samples"][SCORES_TASK], first["samples"][SCORES_TASK], strict=False
+    ):
+        if new["doc_id"] == old["doc_id"] and new["filter"] == old["filter"]:
+            assert new["filtered_resps"] == old["filtered_resps"]
+    assert {s["doc_id"] for s in second["samples"][SCORES_TASK]} == {0, 1}
+
+
+def test_a_function_of_ones_own_reads_the_values_of_tokens(folder):
+    """The example of docs/scores.md: any scorer beside it that needs them asks for them."""
+
+    def worst(resps, docs):
+        return [float(response.tokens.nll.max()) for response, *_ in resps]
+
+    config = load_yaml(TASK_CONFIGS / "demo" / "hyprank_demo_energy.yaml")
+    config["filter_list"] = [
+        {"name": "worst", "filter": [{"function": "custom", "filter_fn": worst}]},
+        {
+            "name": "least",
+            "filter": [{"function": "candidate_score", "score": "min_k", "percent": 1}],
+        },
+    ]
+    samples = evaluate([config], folder=folder, limit=1)["samples"][TASK]
+    own, ours = (sample["filtered_resps"] for sample in samples)
+    assert own == ours
+
+
 # ---- discovery and configuration
 
 
@@ -436,6 +532,49 @@ def test_the_group_has_every_metric_and_scorer_of_its_tasks(folder, valid_folder
             key = f"{metric},{scorer}"
             values = [results["results"][name][key] for name in names]
             assert results["groups"][group][key] == pytest.approx(sum(values) / 12)
+
+
+@pytest.mark.parametrize(
+    ("base", "group"),
+    [
+        ("hyprank_demo_energy", "hyprank_demo_controls"),
+        ("researchbench_energy", "researchbench_controls"),
+        ("researchbench_energy_scores", "researchbench_scores_controls"),
+    ],
+)
+def test_controls_say_what_they_are_and_keep_the_rest_of_their_task(base, group):
+    manager = TaskManager(include_path=str(TASK_CONFIGS), include_defaults=False)
+    (path,) = TASK_CONFIGS.rglob(f"{group}.yaml")
+    names = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    assert [name.removeprefix(base) for name in names] == [
+        "_nocontext",
+        "_question_only",
+        "_background_only",
+        "_shuffled_context",
+    ]
+    original = load_yaml(manager.task_index[base].yaml_path)
+    for name in names:
+        config = load_yaml(manager.task_index[name].yaml_path)
+        control = name.removeprefix(f"{base}_").replace("nocontext", "no_context")
+        metadata = {**original["metadata"], "control": control, "control_of": base}
+        assert config == original | {"task": name, "metadata": metadata}
+
+
+def test_a_run_of_controls_scores_each_with_its_own_context(run, folder):
+    results = evaluate(["hyprank_demo_controls"], folder=folder)
+    base = {(s["doc_id"], s["filter"]): s for s in run["samples"][TASK]}
+    for name, samples in results["samples"].items():
+        metadata = results["configs"][name]["metadata"]
+        assert metadata["control_of"] == TASK
+        expected = demo.load(control=metadata["control"])["test"]["context"]
+        for sample in samples:
+            twin = base[sample["doc_id"], sample["filter"]]
+            assert sample["arguments"][0][0] == expected[sample["doc_id"]]
+            assert sample["doc"]["candidates"] == twin["doc"]["candidates"]
+            assert sample["num_tokens"] == twin["num_tokens"]
+            same = sample["filtered_resps"] == twin["filtered_resps"]
+            assert same == (sample["filter"] == "shortest")
+    assert len(results["samples"]) == 4
 
 
 def test_group_metrics_are_those_the_tasks_emit():

@@ -106,3 +106,12 @@ def test_published_rank_histogram_of_gpt5():
     assert np.mean(hits) == pytest.approx(0.417, abs=5e-4)
     assert np.mean(terminal) == pytest.approx(0.374, abs=1e-3)
     assert np.mean(half) == pytest.approx(0.568, abs=1e-3)
+
+
+def test_of_several_golds_the_best_ranked_counts():
+    metrics = process_results({"gold": [0, 3]}, [5.0, 1.0, 2.0, 1.0])
+    assert metrics["hit@1"] == pytest.approx(0.5)
+    assert metrics["mrr"] == pytest.approx(0.75)
+    # (last gold: 0 of 2) + (first gold: a tie and a win of 2)
+    assert metrics["win_rate"] == pytest.approx(1.5 / 4)
+    assert metrics["tie_rate"] == 1.0

@@ -22,12 +22,19 @@ METRICS = "lm_eval_hyprank.metrics"
 AGGREGATIONS = {f"hit@{k}": f"{METRICS}:hit_at_{k}" for k in (1, 2, 3, 5)} | {
     "mrr": f"{METRICS}:mrr"
 }
+FILTERS = "lm_eval_hyprank.filters"
 ENTRY_POINTS = {
     "console_scripts": {"hyprank": "lm_eval_hyprank.cli:main"},
-    "lm_eval.models": {"hf-energy": "lm_eval_hyprank.models.hf:EnergyHFLM"},
-    "lm_eval.filters": {"candidate_score": "lm_eval_hyprank.filters:CandidateScore"},
+    "lm_eval.models": {
+        "hf-energy": "lm_eval_hyprank.models.hf:EnergyHFLM",
+        "sentence-embedding": "lm_eval_hyprank.models.embedding:SentenceEmbeddingLM",
+    },
+    "lm_eval.filters": {
+        "candidate_score": f"{FILTERS}:CandidateScore",
+        "embedding_score": f"{FILTERS}:EmbeddingScore",
+    },
     "lm_eval.metrics": dict.fromkeys([*AGGREGATIONS, "win_rate"], f"{METRICS}:passthrough"),
-    "lm_eval.aggregations": AGGREGATIONS,
+    "lm_eval.aggregations": AGGREGATIONS | {"krippendorff_alpha": "lm_eval_hyprank.experts:alpha"},
 }
 LOOK_UP = {
     "lm_eval.models": registry.get_model,
@@ -138,17 +145,22 @@ def test_every_dependency_states_its_reason() -> None:
     # Read as text: a parser would drop the comments.
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lists = re.findall(
-        r"^(?:requires|dependencies|test|dev|demo) = \[\n(.*?)^\]", text, re.M | re.S
+        r"^(?:requires|dependencies|test|dev|demo|report|embedding) = \[\n(.*?)^\]",
+        text,
+        re.M | re.S,
     )
-    assert len(lists) == 5
+    assert len(lists) == 7
     for line in "".join(lists).splitlines():
-        assert re.fullmatch(r'    "[^"]+>=[^"]+",\s+# .{10,}', line), line
+        own_extra = rf'    "{DISTRIBUTION}\[\w+\]",\s+# .{{10,}}'
+        assert re.fullmatch(rf'    "[^"]+>=[^"]+",\s+# .{{10,}}|{own_extra}', line), line
 
 
 def test_every_import_of_the_package_is_declared() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     runtime = text[text.index("\ndependencies = [") : text.index("\n[project.optional")]
-    known = declared(runtime) | {DISTRIBUTION, "pydantic_core"} | sys.stdlib_module_names
+    extras = re.findall(r"^(?:report|embedding) = \[\n(.*?)^\]", text, re.M | re.S)
+    known = declared(runtime + "".join(extras)) | {DISTRIBUTION, "pydantic_core"}
+    known |= {"sklearn", "yaml"} | sys.stdlib_module_names  # scikit-learn and pyyaml
     for path in sorted((ROOT / DISTRIBUTION).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = []
@@ -166,4 +178,4 @@ def test_constraints_pin_every_dependency() -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.split("==")[0].replace("-", "_") for line in pins if "==" in line}
     assert len(named) >= 18
-    assert named <= pinned
+    assert named - {DISTRIBUTION} <= pinned

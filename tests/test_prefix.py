@@ -24,6 +24,7 @@ from peft import (
 from transformers import GPT2Config, GPT2LMHeadModel, cache_utils
 
 from lm_eval_hyprank.energy import TokenScores
+from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import Batching, Engine, Row, _CopiedPrefix, _SharedPrefix
 from tests import families, tiny
 
@@ -158,6 +159,46 @@ def test_the_order_of_rows_changes_no_digit(reuse):
     order = random.Random(0).sample(range(len(rows)), len(rows))
     again = scored(engine, [rows[index] for index in order])
     assert identical(again, [first[index] for index in order])
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix])
+def test_a_prefix_with_very_many_rows_is_scored_in_parts(reuse, monkeypatch):
+    """Results come along the way, and the order of the rows changes no digit here either."""
+    monkeypatch.setattr("lm_eval_hyprank.prefix.POOL_ROWS", 4)
+    rows = [Row(tokens(10), tokens(count, seed)) for count in (7, 2, 5) for seed in range(3)]
+    engine = engine_of(llama())
+    engine.reuse = reuse
+    assert [len(part) for part in engine.score(rows)] == [4, 4, 1]
+    first = scored(engine, rows)
+    for found, row in zip(first, rows, strict=True):
+        assert off(found, plain(row)) <= TOLERANCE
+    again = scored(engine, rows[::-1])
+    assert identical(again, first[::-1])
+
+
+@pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
+def test_extras_come_with_every_way_of_scoring(reuse):
+    extras = Extras(precap=True, moments=True, temperatures=frozenset({2.0}))
+    rows = [Row(tokens(30), tokens(count, count)) for count in (9, 5, 5, 1)]
+    engine = engine_of(llama(), max_sequences=2)
+    engine.reuse = reuse
+    found = dict(pair for part in engine.score(rows, extras) for pair in part)
+    for index, row in enumerate(rows):
+        ids = torch.tensor([[*row.prefix, *row.continuation]])
+        with torch.no_grad():
+            logits = llama()(ids).logits[0, len(row.prefix) - 1 : -1].double()
+        logp = logits.log_softmax(1)
+        mean = (logp.exp() * logp).sum(1)
+        expected = {
+            "precap": found[index].raw,
+            "logp_mean": mean,
+            "logp_var": (logp.exp() * (logp - mean[:, None]) ** 2).sum(1),
+            "free_energy_t2.0": -2 * (logits / 2).logsumexp(1),
+        }
+        assert found[index].extra.keys() == expected.keys()
+        for name, values in expected.items():
+            torch.testing.assert_close(found[index].extra[name], values, rtol=1e-4, atol=1e-5)
+        assert off(found[index], plain(row)) <= TOLERANCE
 
 
 def test_a_shared_prefix_is_read_and_not_written(monkeypatch):

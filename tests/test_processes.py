@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests import tiny
@@ -94,11 +95,18 @@ def test_accelerate_launch_gives_the_table_of_one_process(single, folder, tmp_pa
 
 
 def test_ranks_that_share_the_papers_give_the_table_of_one_process(single, folder, tmp_path):
-    launched = run([*LAUNCH, "-m", "tests.two_ranks", str(folder), str(tmp_path)])
+    command = [*LAUNCH, "-m", "tests.two_ranks", str(folder), str(tmp_path), "tokens=1"]
+    launched = run(command)
     assert launched.returncode == 0, launched.stderr
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert len(found["papers"]) == 12 * 6
     assert len(set(found["papers"])) == 12
+    tokens = tmp_path / "tokens" / TASK
+    names = ["00000-of-00002.parquet", "00001-of-00002.parquet"]
+    assert sorted(path.name for path in tokens.iterdir()) == names
+    stored = pd.read_parquet(tokens)
+    assert sorted(stored["paper_id"]) == sorted(found["papers"][::6] * 16)
+    assert not stored.duplicated(["paper_id", "candidate_id"]).any()
     for key, value in single[1].items():
         assert found["results"][TASK][key] == pytest.approx(value), key
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_hyprank.ranking import gold_rank
+from lm_eval_hyprank.ranking import best_gold_rank, gold_rank
 
 
 @pytest.mark.parametrize("gold", range(16))
@@ -73,3 +73,61 @@ def test_no_rank_without_finite_scores(bad):
 def test_refuses_what_is_no_ranking(scores, gold):
     with pytest.raises(ValueError, match="candidates"):
         gold_rank(scores, gold)
+
+
+# --- several golds --------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3).map(float), min_size=2, max_size=6), st.data())
+def test_several_golds_equal_the_average_over_all_tie_breakings(scores, data):
+    n = len(scores)
+    golds = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=n - 1).map(sorted))
+    firsts, wins = [], []
+    for breaker in itertools.permutations(range(n)):
+        order = sorted(range(n), key=lambda i: (scores[i], breaker[i]))
+        firsts.append(min(order.index(gold) for gold in golds) + 1)
+        negatives = set(range(n)) - set(golds)
+        wins += [order.index(g) < order.index(other) for g in golds for other in negatives]
+    rank = best_gold_rank(scores, golds)
+    hits = [fmean(first <= k for first in firsts) for k in range(1, n + 1)]
+    assert [rank.hit(k) for k in range(1, n + 1)] == pytest.approx(hits)
+    assert rank.reciprocal_rank == pytest.approx(fmean(1 / first for first in firsts))
+    assert rank.win_rate == pytest.approx(fmean(wins))
+
+
+@given(st.lists(st.integers(0, 4).map(float), min_size=2, max_size=20), st.data())
+def test_a_single_gold_of_several_is_a_gold(scores, data):
+    gold = data.draw(st.integers(0, len(scores) - 1))
+    one, several = gold_rank(scores, gold), best_gold_rank(scores, [gold])
+    assert (several.better, several.tied) == (one.better, one.tied)
+    assert several.win_rate == pytest.approx(one.win_rate)
+    assert several.reciprocal_rank == pytest.approx(one.reciprocal_rank)
+    for k in range(len(scores) + 2):
+        assert several.hit(k) == pytest.approx(one.hit(k))
+
+
+def test_the_first_of_a_thousand_with_many_golds():
+    rank = best_gold_rank([0.0] * 1000, list(range(10)))
+    assert rank.hit(1) == pytest.approx(0.01)
+    assert rank.hit(991) == 1.0
+    assert rank.win_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("golds", "message"),
+    [
+        ([], "give each gold once"),
+        ([1, 1], "give each gold once"),
+        ([3], "gold index 3"),
+        ([-1], "gold index -1"),
+        ([0, 1, 2], "at least two candidates"),
+    ],
+)
+def test_golds_that_leave_nothing_to_rank_are_refused(golds, message):
+    with pytest.raises(ValueError, match=message):
+        best_gold_rank([1.0, 2.0, 3.0], golds)
+
+
+def test_a_score_that_is_no_number_is_refused_with_several_golds_too():
+    with pytest.raises(ValueError, match="NaN"):
+        best_gold_rank([1.0, math.nan, 3.0], [0, 2])

@@ -25,3 +25,53 @@ def test_the_demo_ignores_the_data_sets_options(valid_folder):
 def test_continuations_put_the_separator_before_each_candidate():
     doc = {"separator": "\n", "candidates": ["a", " b {{ x }}"]}
     assert tasks.continuations(doc) == ["\na", "\n b {{ x }}"]
+
+
+def test_a_control_is_not_run_under_the_tasks_own_name(valid_folder):
+    options = {"dataset_path": str(valid_folder), "control": "no_context"}
+    with pytest.raises(DatasetError, match="researchbench_controls"):
+        tasks.researchbench(**options)
+    split = tasks.researchbench(**options, control_of="researchbench_energy")["test"]
+    assert set(split["context"]) == {"Hypothesis:"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": "{{ q }}"}, "lacks 'data' in dataset_kwargs"),
+        ({"data": "x.csv"}, "lacks 'prompt' in dataset_kwargs"),
+        (
+            {"data": "x.csv", "prompt": "", "candidats": "c"},
+            "'candidats'.* no option; 'candidates' is",
+        ),
+        (
+            {"data": "x.csv", "prompt": "", "gold_idx": "c"},
+            "'gold_idx'.* no option; 'gold_index' is",
+        ),
+    ],
+)
+def test_what_any_data_set_lacks_or_misspells_is_said(arguments, message):
+    with pytest.raises(DatasetError, match=message):
+        tasks.ranking_dataset(**arguments)
+
+
+def test_any_data_set_ignores_the_models_arguments(tmp_path):
+    data = tmp_path / "a.csv"
+    data.write_text("q,gold,wrong\nWhy?,So.,No.\n", encoding="utf-8")
+    split = tasks.ranking_dataset(
+        data=str(data),
+        prompt="{{ q }}",
+        gold="gold",
+        negatives="wrong",
+        pretrained="m",
+        revision="main",
+        dtype="float32",
+        device="cpu",
+        batch_size=8,
+        max_length=100,
+        trust_remote_code=True,
+        version=1.0,
+        kind="energy",
+        dataset_path="DIR",
+    )["test"]
+    assert split[0]["context"] == "Why?"

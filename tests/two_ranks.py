@@ -1,6 +1,7 @@
 """Run by `accelerate launch`: an evaluation on real ranks, as lm-eval's hf has them on GPUs.
 
-Arguments: the model's folder, the folder for results, then NAME=VALUE: limit=N, fail=RANK.
+Arguments: the model's folder, the folder for results, then NAME=VALUE: limit=N, fail=RANK,
+tokens=1.
 """
 
 import json
@@ -37,7 +38,11 @@ results = lm_eval.simple_evaluate(
     model=lm,
     tasks=["hyprank_demo_energy"],
     limit=options.get("limit"),
-    task_manager=TaskManager(include_path=str(TASK_CONFIGS), include_defaults=False),
+    task_manager=TaskManager(
+        include_path=str(TASK_CONFIGS),
+        include_defaults=False,
+        metadata={"token_scores": str(Path(output, "tokens"))} if "tokens" in options else {},
+    ),
 )
 if results is not None:
     kept = {

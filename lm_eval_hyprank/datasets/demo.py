@@ -11,16 +11,20 @@ from lm_eval_hyprank.datasets import researchbench
 FOLDER = Path(__file__).parent / "demo_data"
 
 
-def load(layout: str = "inline") -> datasets.DatasetDict:
+def load(layout: str = "inline", control: str | None = None) -> datasets.DatasetDict:
     """Loads the demo papers as documents.
 
     Args:
         layout: The prompt's layout, "inline" or "block".
+        control: As of `lm_eval_hyprank.datasets.researchbench.load`. The demo has one paper a
+            discipline, so "shuffled_context" takes one of another discipline.
 
     Returns:
         The split "test", as of `lm_eval_hyprank.datasets.researchbench.load`.
 
     Raises:
-        DatasetError: The layout is unknown.
+        DatasetError: The layout or the control is unknown.
     """
-    return researchbench.load(dataset_path=FOLDER, layout=layout)
+    return researchbench.load(
+        dataset_path=FOLDER, layout=layout, control=control, other_disciplines=True
+    )

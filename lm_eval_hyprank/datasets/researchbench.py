@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Thread
@@ -49,6 +50,17 @@ ANSWER_SECONDS = 6.0
 # Prompt layout -> what stands between a label and its value, and before the candidate.
 LAYOUTS = {"inline": " ", "block": "\n"}
 
+# Label in the prompt -> field of `Paper`.
+_PARTS = {"Background": "survey", "Research Question": "question"}
+
+# Control -> the labels that its prompt keeps.
+CONTROLS = {
+    "no_context": (),
+    "question_only": ("Research Question",),
+    "background_only": ("Background",),
+    "shuffled_context": tuple(_PARTS),
+}
+
 FEATURES = datasets.Features(
     {
         "paper_id": datasets.Value("string"),
@@ -70,6 +82,8 @@ def load(
     discipline: str | None = None,
     layout: str = "inline",
     skip_invalid: bool | str = False,
+    control: str | None = None,
+    other_disciplines: bool = False,
 ) -> datasets.DatasetDict:
     """Loads the papers as documents.
 
@@ -79,6 +93,11 @@ def load(
         discipline: Takes the papers of this discipline only.
         layout: The prompt's layout, "inline" or "block".
         skip_invalid: Leaves out the papers with findings instead of refusing the data.
+        control: Replaces the context: "no_context" leaves nothing but "Hypothesis:",
+            "question_only" and "background_only" leave one of the two parts, "shuffled_context"
+            takes both from another paper (see `other_paper`). All else, the order of the
+            candidates included, is as without it.
+        other_disciplines: Lets "shuffled_context" take a paper of any discipline.
 
     Returns:
         The split "test" with the columns of `FEATURES`: `context` is the whole prompt up to and
@@ -86,21 +105,45 @@ def load(
         `candidate_ids` names these, and `gold` is the index of the paper's own hypothesis.
 
     Raises:
-        DatasetError: The data is missing or faulty, or an argument is none of the possible ones.
+        DatasetError: The data is missing or faulty, an argument is none of the possible ones, or
+            some paper has no other one to take its context from.
     """
     if layout not in LAYOUTS:
         raise DatasetError(f"layout is {layout!r}; use one of: {', '.join(LAYOUTS)}")
-    skip = _flag(skip_invalid)
-    papers = _usable_papers(locate(dataset_path, dataset_revision), skip)
-    if discipline is not None:
-        present = sorted({paper.discipline for paper in papers})
-        papers = tuple(paper for paper in papers if paper.discipline == discipline)
-        if not papers:
-            names = ", ".join(present)
-            raise DatasetError(f"There is no paper of discipline {discipline!r}; present: {names}")
-    documents = [document(paper, layout) for paper in papers]
+    if control is not None and control not in CONTROLS:
+        raise DatasetError(f"control is {control!r}; use one of: {', '.join(CONTROLS)}")
+    skip = flag(skip_invalid)
+    usable = _usable_papers(locate(dataset_path, dataset_revision), skip)
+    papers = _of_discipline(usable, discipline)
+    if control == "shuffled_context":
+        sources = _shuffled_contexts(papers, usable, other_disciplines)
+    else:
+        sources = list(papers)
+    documents = [
+        document(paper, layout, prompt(source, layout, control))
+        for paper, source in zip(papers, sources, strict=True)
+    ]
     split = datasets.Dataset.from_list(documents, features=FEATURES)
     return datasets.DatasetDict({"test": split})
+
+
+def load_papers(
+    dataset_path: str | os.PathLike[str] | None = None,
+    dataset_revision: str | None = None,
+    discipline: str | None = None,
+    skip_invalid: bool | str = False,
+) -> tuple[Paper, ...]:
+    """Loads the papers themselves; arguments and errors are as of `load`."""
+    folder = locate(dataset_path, dataset_revision)
+    return _of_discipline(_usable_papers(folder, flag(skip_invalid)), discipline)
+
+
+def _of_discipline(papers: tuple[Paper, ...], discipline: str | None) -> tuple[Paper, ...]:
+    chosen = tuple(paper for paper in papers if discipline in (None, paper.discipline))
+    if not chosen:
+        names = ", ".join(sorted({paper.discipline for paper in papers}))
+        raise DatasetError(f"There is no paper of discipline {discipline!r}; present: {names}")
+    return chosen
 
 
 def locate(
@@ -135,27 +178,72 @@ def locate(
     return folder
 
 
-def document(paper: Paper, layout: str) -> dict[str, Any]:
-    """Returns the paper as a document with the columns of `FEATURES`."""
+def prompt(paper: Paper, layout: str, control: str | None = None) -> str:
+    """Returns what stands before a candidate, up to and including "Hypothesis:"."""
     gap = LAYOUTS[layout]
+    labels = _PARTS if control is None else CONTROLS[control]
     # No template engine: the texts hold braces of their own.
-    context = f"Background:{gap}{paper.survey}\nResearch Question:{gap}{paper.question}\n"
-    context += "Hypothesis:"
-    labels = ["gold"]
-    labels += [f"fake_{number}" for number in range(1, len(paper.fakes) + 1)]
-    labels += [f"model_{number}" for number in range(1, len(paper.models) + 1)]
-    texts = [paper.gold, *paper.fakes, *paper.models]
+    lines = [f"{label}:{gap}{getattr(paper, _PARTS[label])}\n" for label in labels]
+    return "".join(lines) + "Hypothesis:"
+
+
+def other_paper(paper: Paper, papers: Iterable[Paper]) -> Paper | None:
+    """Returns the paper whose context stands in for the paper's own.
+
+    Every other one is as likely to be taken, by a hash of the two sample_ids: the choice is the
+    same in every process and survives the removal of a paper that was not taken. One paper may
+    stand in for several.
+
+    Args:
+        paper: Whose candidates are scored.
+        papers: What may be taken, save papers that share the sample_id, DOI (letter case aside),
+            background or question; nor is one taken whose gold is a candidate of the paper, for
+            its context speaks for that candidate.
+
+    Returns:
+        The paper, or None where there is none to take.
+    """
+    others = (
+        other
+        for other in papers
+        if other.sample_id != paper.sample_id
+        and not (paper.doi and other.doi.lower() == paper.doi.lower())
+        and other.survey != paper.survey
+        and other.question != paper.question
+        and other.gold not in (paper.gold, *paper.fakes, *paper.models)
+    )
+    return min(others, key=lambda other: _digest(paper.sample_id, other.sample_id), default=None)
+
+
+def document(paper: Paper, layout: str, context: str | None = None) -> dict[str, Any]:
+    """Returns the paper as a document with the columns of `FEATURES`.
+
+    Args:
+        paper: The paper.
+        layout: The prompt's layout.
+        context: The prompt; None for the paper's own.
+    """
+    labels, texts = zip(*labelled_candidates(paper).items(), strict=True)
     order = shuffled(paper.sample_id, len(texts))
     return {
         "paper_id": paper.sample_id,
         "discipline": paper.discipline,
         "doi": paper.doi,
         "title": paper.title,
-        "context": context,
-        "separator": gap,
+        "context": prompt(paper, layout) if context is None else context,
+        "separator": LAYOUTS[layout],
         "candidates": [texts[index] for index in order],
         "candidate_ids": [labels[index] for index in order],
         "gold": order.index(0),
+    }
+
+
+def labelled_candidates(paper: Paper) -> dict[str, str]:
+    """Returns the 16 candidates by their labels: "gold", "fake_1", ..., "model_1", ..."""
+    return {
+        "gold": paper.gold,
+        **{f"fake_{number}": text for number, text in enumerate(paper.fakes, start=1)},
+        **{f"model_{number}": text for number, text in enumerate(paper.models, start=1)},
     }
 
 
@@ -164,20 +252,53 @@ def shuffled(sample_id: str, size: int) -> list[int]:
 
     It is the same in every process, on every Python version and in every choice of papers.
     """
-    seed = int.from_bytes(hashlib.sha256(sample_id.encode("utf-8")).digest(), "big")
+    seed = int.from_bytes(_digest(sample_id), "big")
     # `random()` is the one method whose sequence Python promises to keep; `shuffle` is not.
     generator = random.Random(seed)
     keys = [generator.random() for _ in range(size)]
     return sorted(range(size), key=keys.__getitem__)
 
 
-def _flag(value: bool | str) -> bool:
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\n".join(parts).encode("utf-8")).digest()
+
+
+def _shuffled_contexts(
+    papers: Sequence[Paper], usable: Sequence[Paper], other_disciplines: bool
+) -> list[Paper]:
+    """Returns for each paper the one whose context it gets.
+
+    Raises:
+        DatasetError: There is none for some paper.
+    """
+    sources = []
+    alone = []
+    for paper in papers:
+        pool = (p for p in usable if other_disciplines or p.discipline == paper.discipline)
+        source = other_paper(paper, pool)
+        if source is None:
+            alone.append(paper)
+        else:
+            sources.append(source)
+    if alone:
+        named = "; ".join(f"{paper.sample_id} ({paper.discipline})" for paper in alone[:5])
+        raise DatasetError(
+            f"shuffled_context: {len(alone)} of {len(papers)} paper(s) have no other paper of "
+            "their discipline, with another DOI, background and question and a gold that is not "
+            f"among their candidates, to take a context from: {named}"
+            f"{'; ...' if len(alone) > 5 else ''}. Use data with more papers of these disciplines, "
+            "or leave this control out."
+        )
+    return sources
+
+
+def flag(value: bool | str, name: str = "skip_invalid") -> bool:
     """Returns the truth value of a flag given as JSON or as key=value."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise DatasetError(f"skip_invalid is {value!r}; use true or false")
+    raise DatasetError(f"{name} is {value!r}; use true or false")
 
 
 @lru_cache(maxsize=8)

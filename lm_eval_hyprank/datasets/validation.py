@@ -56,14 +56,14 @@ _JSON_TYPES = {
     type(None): "null",
 }
 
-# pydantic's error type -> what is wrong; the types of `_text` and `_discipline` say it themselves.
+# pydantic's error type -> what is wrong; `filled_text` and `_discipline` say it themselves.
 _PROBLEMS = {
     "missing": "is missing",
     "string_type": "is {found}, not text",
     "list_type": "is {found}, not a list",
 }
 
-_REMEDIES = {
+REMEDIES = {
     "missing": "Add the field to this row",
     "string_type": "Write it as a JSON string",
     "list_type": "Write it as a JSON list of texts",
@@ -213,29 +213,42 @@ def check_folder(folder: Path) -> tuple[list[Paper], list[Finding]]:
     ], findings
 
 
-def findings_error(folder: Path, findings: Sequence[Finding]) -> DatasetError:
-    """Returns the error that shows the first findings and says how to see or skip them all."""
-    lines = [f"The data in {folder} cannot be used: {len(findings)} problem(s) found."]
+def findings_error(
+    source: Path | str, findings: Sequence[Finding], *, folder: bool = True
+) -> DatasetError:
+    """Returns the error that shows the first findings and says how to see or skip them all.
+
+    Args:
+        source: Where the data is.
+        findings: At least one finding.
+        folder: Whether it is a folder that `hyprank validate` reads.
+    """
+    lines = [f"The data in {source} cannot be used: {len(findings)} problem(s) found."]
     lines += [f"  {finding}" for finding in findings[:_SHOWN_FINDINGS]]
     if len(findings) > _SHOWN_FINDINGS:
         lines.append(f"  ... and {len(findings) - _SHOWN_FINDINGS} more.")
     if any(finding.row for finding in findings):
+        validate = f"`hyprank validate {source}` prints all of them; " if folder else ""
+        items = "papers" if folder else "items"
         lines.append(
-            f"`hyprank validate {folder}` prints all of them; "
-            """`--metadata '{"skip_invalid": true}'` leaves the named papers out."""
+            f"{validate}`--metadata '{{\"skip_invalid\": true}}'` leaves the named {items} out."
         )
     return DatasetError("\n".join(lines))
 
 
-def _text(value: str) -> str:
-    """Validates a text that must not be empty."""
-    if not (cleaned := _optional_text(value)):
+def filled_text(value: str) -> str:
+    """Returns a text that must not be empty, clean.
+
+    Raises:
+        PydanticCustomError: The text cannot be used; its type is a key of `REMEDIES`.
+    """
+    if not (cleaned := optional_text(value)):
         raise PydanticCustomError("blank", "is empty")
     return cleaned
 
 
-def _optional_text(value: str | None) -> str:
-    """Validates a text that may be empty; returns it clean."""
+def optional_text(value: str | None) -> str:
+    """Returns a text that may be empty, clean; raises as `filled_text` does."""
     value = value or ""
     if "\0" in value:
         raise PydanticCustomError("nul", "holds a NUL character")
@@ -255,8 +268,8 @@ def _discipline(value: str) -> str:
     return value
 
 
-_Text = Annotated[str, AfterValidator(_text)]
-_OptionalText = Annotated[str | None, AfterValidator(_optional_text)]
+_Text = Annotated[str, AfterValidator(filled_text)]
+_OptionalText = Annotated[str | None, AfterValidator(optional_text)]
 
 
 class _RankingRow(BaseModel):
@@ -355,7 +368,7 @@ def _parse(
                     _sample_id(raw),
                     f"{name}{''.join(f'[{index}]' for index in indices)}",
                     problem,
-                    _REMEDIES[detail["type"]],
+                    REMEDIES[detail["type"]],
                 )
             )
         return None

@@ -9,9 +9,11 @@ import logging
 import math
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -19,8 +21,9 @@ from lm_eval.models.utils import has_bos_prefix
 from tqdm import tqdm
 
 from lm_eval_hyprank.energy import TokenScores
+from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import Batching, Engine, Row
-from lm_eval_hyprank.scores import ContinuationScore
+from lm_eval_hyprank.scores import ContinuationScore, Floats, TokenValues
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -61,7 +64,8 @@ def check_supported(lm: Any) -> None:
     """
     remedy = (
         "Use --model hf (or hf-energy), which reads the logits of a local Hugging Face model; for "
-        "a model behind an API, whose logits are not to be had, a task that prompts it."
+        "a model behind an API, whose logits are not to be had, a task that prompts it, such as "
+        "researchbench_judge."
     )
     if not isinstance(lm, HFLM):
         raise TypeError(
@@ -81,7 +85,11 @@ def check_supported(lm: Any) -> None:
 
 
 def score_requests(
-    lm: HFLM, requests: Sequence[Instance], *, disable_tqdm: bool = False
+    lm: HFLM,
+    requests: Sequence[Instance],
+    *,
+    disable_tqdm: bool = False,
+    extras: Extras | None = None,
 ) -> list[ContinuationScore]:
     """Scores requests on a loaded `HFLM`; what `EnergyHFLM.loglikelihood` does.
 
@@ -95,6 +103,7 @@ def score_requests(
         lm: A supported model, see :func:`check_supported`.
         requests: Instances whose ``args`` are ``(context, continuation)``.
         disable_tqdm: Whether to hide the progress bar.
+        extras: Asks for the values of every token, and for these beside; None for sums alone.
 
     Raises:
         ValueError: A continuation is empty, or thinking is enabled.
@@ -128,7 +137,7 @@ def score_requests(
             # Sums that are no numbers: the item will be counted as invalid, not ranked.
             nothing = torch.full((len(whole.continuation),), math.nan, dtype=torch.float64)
             unscored = TokenScores(nothing, nothing, torch.zeros_like(nothing, dtype=torch.bool))
-            finish(key, _score(key[1], unscored, truncated=True))
+            finish(key, _score(key[1], unscored, truncated=True, tokens=None))
     scored = [(index, row) for index, row in enumerate(rows) if row is not None]
     with tqdm(
         total=len(scored),
@@ -137,10 +146,11 @@ def score_requests(
         disable=disable_tqdm or lm.rank != 0,
     ) as bar:
         tokens = contexts = 0
-        for part in engine.score([row for _, row in scored]):
+        for part in engine.score([row for _, row in scored], extras):
             for place, scores in part:
-                index, _ = scored[place]
-                finish(keys[index], _score(keys[index][1], scores, truncated[index]))
+                index, row = scored[place]
+                tokens_of = None if extras is None else _token_values(row.continuation, scores)
+                finish(keys[index], _score(keys[index][1], scores, truncated[index], tokens_of))
             done = {scored[place][1].prefix for place, _ in part}
             contexts += len(done)
             tokens += sum(map(len, done)) + sum(len(scores.raw) for _, scores in part)
@@ -150,15 +160,33 @@ def score_requests(
     return [score for score in found if score is not None]
 
 
-def _score(continuation: str, scores: TokenScores, truncated: bool) -> ContinuationScore:
+def _score(
+    continuation: str, scores: TokenScores, truncated: bool, tokens: TokenValues | None
+) -> ContinuationScore:
+    text = continuation.strip().encode()
     return ContinuationScore(
         is_greedy=bool(scores.greedy.all()),
         num_tokens=len(scores.raw),
-        num_bytes=len(continuation.strip().encode()),
+        num_bytes=len(text),
+        num_zlib_bytes=len(zlib.compress(text)),
         nll_sum=float(scores.nll.sum()),
         raw_sum=float(scores.raw.sum()),
         logz_sum=float(scores.logz.sum()),
         truncated=truncated,
+        tokens=tokens,
+    )
+
+
+def _token_values(token_ids: Sequence[int], scores: TokenScores) -> TokenValues:
+    def stored(values: torch.Tensor) -> Floats:
+        return values.numpy().astype(np.float32)
+
+    return TokenValues(
+        np.array(token_ids, dtype=np.int32),
+        stored(scores.nll),
+        stored(scores.raw),
+        stored(scores.logz),
+        {name: stored(values) for name, values in scores.extra.items()},
     )
 
 
@@ -180,15 +208,20 @@ def model_fingerprint(lm: HFLM) -> str:
     add(lm.max_length, lm.add_bos_token, lm.mixed_precision_dtype, lm.prefix_token_id)
     probe = "Hypothesis: 3.14 \u03b1\n<x>"
     add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
-    for name, tensor in itertools.chain(lm.model.named_parameters(), lm.model.named_buffers()):
-        add(name, tuple(tensor.shape), tensor.dtype)
+    add_weights(digest, lm.model)
+    return digest.hexdigest()[:16]
+
+
+def add_weights(digest: Any, module: torch.nn.Module) -> None:
+    """Adds a module's weights to a hash: 256 values spread evenly over each tensor."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
         step = max(1, tensor.numel() // 256)
         try:
             sample = tensor.detach().flatten()[::step][:256].cpu().contiguous()
             digest.update(sample.view(torch.uint8).numpy().tobytes())
         except (NotImplementedError, RuntimeError):
             continue  # on the meta device, or packed by a quantiser: the shape has to do
-    return digest.hexdigest()[:16]
 
 
 def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
@@ -325,7 +358,7 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
         tail = room - head
         short = prefix if len(prefix) <= room else (*prefix[:head], *prefix[len(prefix) - tail :])
         for index in members:
-            cut[index] = True
+            cut[index] = index not in fitting or short != prefix
             fitted[index] = Row(short, rows[index].continuation) if index in fitting else None
     if any(cut):
         contexts = {rows[index].prefix for index, was_cut in enumerate(cut) if was_cut}

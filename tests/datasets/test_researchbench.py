@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_hyprank.datasets import demo, researchbench
-from lm_eval_hyprank.datasets.researchbench import document, load, locate, shuffled
+from lm_eval_hyprank.datasets.researchbench import document, load, locate, other_paper, shuffled
 from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKING_FILE, DatasetError
 from lm_eval_hyprank.datasets.validation import Paper as PaperRecord
 
@@ -234,6 +235,113 @@ def test_demo_data() -> None:
     rows = demo.load(layout="block")["test"]
     assert sorted(rows["discipline"]) == sorted(DISCIPLINES)
     assert set(rows["separator"]) == {"\n"}
+
+
+# --- controls -------------------------------------------------------------------------------
+
+
+def two_a_discipline(ranking: Rows, papers: Rows) -> None:
+    """Halves the disciplines, so that each has two papers."""
+    for rows in (ranking, papers):
+        for row, discipline in zip(rows, DISCIPLINES[:6] * 2, strict=True):
+            row["discipline"] = discipline
+
+
+@pytest.mark.parametrize("layout", ["inline", "block"])
+def test_controls_keep_all_but_the_context(
+    layout: str, write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    two_a_discipline(ranking_rows, paper_rows)
+    folder = write_folder(ranking_rows, paper_rows)
+    base = load(folder, layout=layout)["test"]
+    gap = base["separator"][0]
+    for control in researchbench.CONTROLS:
+        found = load(folder, layout=layout, control=control)["test"]
+        for name in base.column_names:
+            if name != "context":
+                assert list(found[name]) == list(base[name])
+        for number, context in enumerate(found["context"]):
+            survey = f"Background:{gap}Survey {number} says what was known.\n"
+            question = f"Research Question:{gap}What is question {number}?\n"
+            other = base["context"][(number + 6) % 12]
+            assert (
+                context
+                == {
+                    "no_context": "Hypothesis:",
+                    "question_only": f"{question}Hypothesis:",
+                    "background_only": f"{survey}Hypothesis:",
+                    "shuffled_context": other,
+                }[control]
+            )
+
+
+def test_an_unknown_control_is_refused(valid_folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"control is 'nocontext'.*no_context, question_only"):
+        load(valid_folder, control="nocontext")
+
+
+def test_a_paper_alone_in_its_discipline_cannot_be_given_another_context(
+    write_folder: Write, ranking_rows: Rows, paper_rows: Rows
+) -> None:
+    two_a_discipline(ranking_rows, paper_rows)
+    folder = write_folder(ranking_rows[:11], paper_rows[:11])
+    lonely = ranking_rows[5]["sample_id"]
+    with pytest.raises(DatasetError, match=f"1 of 11 .*to take a context from: {lonely} "):
+        load(folder, control="shuffled_context")
+
+
+NOT_TO_BE_TAKEN: list[dict[str, Any]] = [
+    {"sample_id": "own"},
+    {"doi": "10.1/A"},
+    {"survey": "own survey"},
+    {"question": "own question"},
+    {"gold": "own fake"},
+    {"gold": "own gold"},
+]
+
+
+@pytest.mark.parametrize("shared", NOT_TO_BE_TAKEN)
+def test_no_context_is_taken_that_belongs_to_the_paper_or_a_candidate(
+    shared: dict[str, Any],
+) -> None:
+    own = PaperRecord(
+        "own", "Math", "10.1/a", "", "own survey", "own question", "own gold", ("own fake",), ()
+    )
+    other = PaperRecord("other", "Math", "10.1/o", "", "survey", "question", "gold", (), ())
+    assert other_paper(own, [other]) is other
+    assert other_paper(own, [dataclasses.replace(other, **shared)]) is None
+
+
+def test_two_papers_without_a_doi_are_not_the_same() -> None:
+    one = PaperRecord("one", "Math", "", "", "s 1", "q 1", "g 1", (), ())
+    two = PaperRecord("two", "Math", "", "", "s 2", "q 2", "g 2", (), ())
+    assert other_paper(one, [one, two]) is two
+
+
+def test_the_context_taken_depends_on_the_two_papers_alone(researchbench_dir: Path) -> None:
+    papers = researchbench._usable_papers(locate(researchbench_dir), False)
+    taken = {paper.sample_id: other_paper(paper, papers) for paper in papers}
+    assert None not in taken.values()
+    assert len(set(taken.values())) > 24  # independent choices among 47 leave about 30
+    for paper in papers:
+        fewer = [p for p in reversed(papers) if p is taken[paper.sample_id] or p.gold < paper.gold]
+        assert other_paper(paper, fewer) is taken[paper.sample_id]
+
+
+def test_real_data_allows_every_control(researchbench_dir: Path) -> None:
+    base = load(researchbench_dir)["test"]
+    own = dict(zip(base["context"], base["discipline"], strict=True))
+    found = load(researchbench_dir, control="shuffled_context")["test"]
+    for row, context in zip(found, base["context"], strict=True):
+        assert row["context"] != context
+        assert own[row["context"]] == row["discipline"]
+
+
+def test_the_demo_takes_another_disciplines_context() -> None:
+    base, found = (demo.load(control=c)["test"] for c in (None, "shuffled_context"))
+    for row, context in zip(found, base["context"], strict=True):
+        assert row["context"] != context
+        assert row["context"] in base["context"]
 
 
 # --- order of the candidates ----------------------------------------------------------------

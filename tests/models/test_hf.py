@@ -1,7 +1,9 @@
 import logging
 import math
 import random
+import zlib
 
+import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -9,6 +11,7 @@ from tokenizers import AddedToken, normalizers
 from transformers import LlamaConfig, T5Config, T5ForConditionalGeneration
 
 from lm_eval_hyprank import ContinuationScore
+from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.models.hf import (
     EnergyHFLM,
     _engine,
@@ -299,6 +302,51 @@ def test_a_candidate_longer_than_the_model_has_no_score_and_stops_nothing(caplog
     assert long.num_tokens == len(encode(lm, pairs)[1].continuation)
     assert long.truncated
     assert "1 continuation(s) do not fit at all" in caplog.text
+
+
+def test_a_candidate_that_does_not_fit_leaves_others_of_its_context_as_they_are():
+    """Without a context of its own, a paper shares the context with all other papers."""
+    lm = hflm(max_length=20)
+    pairs = [("Hypothesis:", " rivers carry salt"), ("Hypothesis:", " the lazy dog; " * 9)]
+    short, long = lm.loglikelihood(tiny.requests(pairs))
+    assert (short.truncated, long.truncated) == (False, True)
+    (alone,) = lm.loglikelihood(tiny.requests(pairs[:1]))
+    assert short.nll_sum == pytest.approx(alone.nll_sum, abs=1e-5)
+
+
+# ---- token values
+
+
+def test_token_values_are_those_that_make_up_the_sums(lm):
+    plain = score_requests(lm, tiny.requests(PAIRS))
+    rows = encode(lm, PAIRS)
+    for score, same, row in zip(
+        score_requests(lm, tiny.requests(PAIRS), extras=Extras()), plain, rows, strict=True
+    ):
+        assert same.tokens is None
+        assert vars(same) == vars(score) | {"tokens": None}
+        assert score.tokens.token_ids.tolist() == list(row.continuation)
+        for name in ("nll", "raw", "logz"):
+            values = score.tokens[name]
+            assert values.dtype == np.float32
+            assert values.shape == (score.num_tokens,)
+            total = getattr(score, f"{name}_sum")
+            assert values.sum(dtype=np.float64) == pytest.approx(total, rel=1e-6, abs=1e-5)
+        assert score.tokens.extra == {}
+
+
+def test_zlib_length_is_that_of_the_stripped_text(lm):
+    (score,) = lm.loglikelihood(tiny.requests([(CONTEXT, "  αβγ 海水 – naïve \n")]))
+    text = "αβγ 海水 – naïve".encode()
+    assert (score.num_bytes, score.num_zlib_bytes) == (len(text), len(zlib.compress(text)))
+
+
+def test_a_candidate_without_a_score_has_no_token_values():
+    lm = hflm(max_length=20)
+    pairs = [(CONTEXT, " rivers"), (CONTEXT, " the lazy dog; " * 9)]
+    short, long = score_requests(lm, tiny.requests(pairs), extras=Extras(moments=True))
+    assert set(short.tokens.extra) == {"logp_mean", "logp_var"}
+    assert long.tokens is None
 
 
 def test_max_length_of_a_nested_config_is_found():

@@ -1,0 +1,571 @@
+"""Any ranking data as documents for lm-eval: each item with its prompt and its own candidates.
+
+A file says in one of four ways which candidates an item has and which of them are gold:
+
+* a list column `candidates`, and a column `gold` with the text or texts of the gold;
+* the same with `gold_index`, the place or places of the gold in the list, from 0;
+* a column or several columns `gold`, and a column or several `negatives`;
+* a row for each candidate: `id` joins the rows of an item, `candidate` is the text, `label` says
+  whether it is gold.
+
+Where experts judged the candidates instead, `relevance` (a grade for each candidate, higher is
+better) or `experts` (columns with the rank that each expert gave, 1 is best) stands in place of
+the gold; see `lm_eval_hyprank.experts`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+from pydantic_core import PydanticCustomError
+
+from lm_eval_hyprank.datasets import rows as _rows
+from lm_eval_hyprank.datasets.researchbench import FEATURES, flag, shuffled
+from lm_eval_hyprank.datasets.rows import Row
+from lm_eval_hyprank.datasets.validation import (
+    REMEDIES,
+    DatasetError,
+    Finding,
+    clean,
+    filled_text,
+    findings_error,
+)
+from lm_eval_hyprank.experts import consensus
+
+_logger = logging.getLogger(__name__)
+
+_REMEDIES = REMEDIES | {"blank": "Fill it in, or take the item out"}
+TRUE = {"1", "true", "yes"}
+FALSE = {"0", "false", "no"}
+
+# Which arguments may stand together, all of them.
+_SHAPES: dict[frozenset[str], str] = {
+    frozenset(names.split()): names
+    for names in (
+        "candidates gold",
+        "candidates gold_index",
+        "gold negatives",
+        "candidate id label",
+        "candidates relevance",
+        "candidates experts",
+        "candidate id relevance",
+        "candidate id experts",
+    )
+}
+
+Columns = str | Sequence[str]
+
+
+@dataclass
+class _Item:
+    """An item as it is put together.
+
+    Attributes:
+        row: Its (first) row.
+        id: What identifies it.
+        texts: The column and the text of each candidate.
+        gold: Indices of the gold candidates.
+        judgements: A list for each expert: each candidate's value, higher is better, None if none.
+        problems: Field, problem and remedy of what is wrong with it.
+    """
+
+    row: Row
+    id: str
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    gold: list[int] = field(default_factory=list)
+    judgements: list[list[float | None]] = field(default_factory=list)
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def load(
+    data: str,
+    prompt: str,
+    *,
+    id: str | None = None,
+    candidates: Columns | None = None,
+    gold: Columns | None = None,
+    gold_index: str | None = None,
+    negatives: Columns | None = None,
+    candidate: str | None = None,
+    label: str | None = None,
+    relevance: str | None = None,
+    experts: Columns | None = None,
+    group: str | None = None,
+    only: Any = None,
+    separator: str = " ",
+    split: str | None = None,
+    subset: str | None = None,
+    dataset_revision: str | None = None,
+    skip_invalid: bool | str = False,
+) -> datasets.DatasetDict:
+    """Loads the items as documents.
+
+    Args:
+        data: Path of a JSONL, JSON, CSV, TSV or Parquet file, or ``owner/name`` of a data set on
+            the hub. A relative path counts from the working directory.
+        prompt: A Jinja template of what stands before a candidate: ``{{ column }}``, or
+            ``{{ row["any column"] }}``. What the columns hold is never taken for a template.
+        id: The column that identifies an item; the row's number by default.
+        candidates: Column with the list of candidates, or several columns of one text each.
+        gold: Column or columns with the gold, each a text or a list of texts.
+        gold_index: Column with the place of the gold in the list, from 0, or a list of places.
+        negatives: Column or columns with the other candidates, each a text or a list of texts.
+        candidate: Where each row is a candidate: the column with its text.
+        label: The column that says whether the row's candidate is gold: 1 or 0, true or false.
+        relevance: Column with the candidates' grades: a list, or a number where each row is a
+            candidate. Higher is better.
+        experts: Columns, one an expert, with the candidates' ranks in the same way; 1 is best,
+            equal ranks are ties and null (an empty cell) is a candidate that was not ranked.
+        group: The column that a report groups by.
+        only: Takes the items of this group only.
+        separator: What stands between prompt and candidate.
+        split: The hub's split.
+        subset: The hub's subset.
+        dataset_revision: The hub's branch, tag or commit.
+        skip_invalid: Leaves out the items with findings instead of refusing the data.
+
+    Returns:
+        The split "test" with the columns of `researchbench.FEATURES`, `discipline` being the
+        group; `gold` is a list of indices where some item has several golds. Where experts
+        judged, `judgements` (a list for each expert: the candidates' values, higher is better,
+        null where there is none; a rank enters negated) and `best` (the indices that come first
+        in the experts' consensus) stand in its place.
+
+    Raises:
+        DatasetError: The data or an argument cannot be used.
+    """
+    given = {
+        "candidates": _names("candidates", candidates),
+        "gold": _names("gold", gold),
+        "gold_index": _names("gold_index", gold_index),
+        "negatives": _names("negatives", negatives),
+        "candidate": _names("candidate", candidate),
+        "label": _names("label", label),
+        "relevance": _names("relevance", relevance),
+        "experts": _names("experts", experts),
+        "id": _names("id", id),
+        "group": _names("group", group),
+    }
+    _check_shape({name for name, columns in given.items() if columns})
+    if not isinstance(separator, str):
+        raise DatasetError(f"separator is {separator!r}, not text")
+    table = _rows.read(data, split, subset, dataset_revision)
+    if not table.rows and not table.findings:
+        raise DatasetError(f"{table.source}: holds no row")
+    for name, columns in given.items():
+        for column in columns:
+            if table.rows and column not in table.columns:
+                raise DatasetError(
+                    f"{name} is {column!r}, which is no column of {table.source}; "
+                    f"it has: {', '.join(table.columns)}"
+                )
+    template = Prompt(prompt, table.columns)
+    if candidate:
+        items = _join_rows(table.rows, given, template.columns | {*given["group"]})
+    else:
+        items = _take_rows(table.rows, given)
+    documents, findings = [], list(table.findings)
+    first_rows: dict[str, int] = {}
+    for item in items:
+        first = first_rows.setdefault(item.id, item.row.number)
+        if item.id and first != item.row.number:
+            item.problems.append(
+                (id or "id", f"stands in row {first} already", "Keep one of the rows")
+            )
+        _check_candidates(item, judged=bool(relevance or experts))
+        context = template.render(item)
+        category = _cell(item, group) if group else ""
+        if item.problems:
+            file = _file_name(table.source)
+            findings += [Finding(file, item.row.number, item.id, *one) for one in item.problems]
+        else:
+            documents.append(_document(item, context, separator, category))
+    findings.sort(key=lambda finding: finding.row)
+    if findings and not (flag(skip_invalid) and documents):
+        raise findings_error(table.source, findings, folder=False)
+    if findings:
+        _logger.warning(
+            "skip_invalid: %d problem(s) in %s; %d items are used, left out are rows %s",
+            len(findings),
+            table.source,
+            len(documents),
+            ", ".join(str(row) for row in dict.fromkeys(finding.row for finding in findings)),
+        )
+    if only is not None:
+        present = sorted({document["discipline"] for document in documents})
+        documents = [document for document in documents if document["discipline"] == str(only)]
+        if not documents:
+            names = ", ".join(present)
+            raise DatasetError(f"There is no item of group {str(only)!r}; present: {names}")
+    return datasets.DatasetDict({"test": _split(documents, judged=bool(relevance or experts))})
+
+
+def _split(documents: list[dict[str, Any]], judged: bool) -> datasets.Dataset:
+    features = dict(FEATURES)
+    indices = datasets.Sequence(datasets.Value("int64"))
+    if judged:
+        del features["gold"]
+        grades = datasets.Sequence(datasets.Value("float64"))
+        features |= {"best": indices, "judgements": datasets.Sequence(grades)}
+    elif any(len(document["gold"]) > 1 for document in documents):
+        features["gold"] = indices
+    else:
+        documents = [document | {"gold": document["gold"][0]} for document in documents]
+    return datasets.Dataset.from_list(documents, features=datasets.Features(features))
+
+
+def _names(argument: str, columns: Any) -> list[str]:
+    """Returns the names of the columns that an argument gives."""
+    names = [] if columns is None else [columns] if isinstance(columns, str) else columns
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise DatasetError(f"{argument} is {columns!r}; give the name of a column, or a list")
+    return list(names)
+
+
+def _check_shape(given: set[str]) -> None:
+    shape = given - {"group"}
+    if "candidate" not in shape:
+        shape -= {"id"}
+    if frozenset(shape) not in _SHAPES:
+        ways = "; ".join(" + ".join(names.split()) for names in _SHAPES.values())
+        got = " + ".join(sorted(shape)) or "none of them"
+        raise DatasetError(f"Say where the candidates are by one of: {ways}. Given: {got}.")
+
+
+# --- rows to items --------------------------------------------------------------------------
+
+
+def _take_rows(rows: Sequence[Row], given: Mapping[str, list[str]]) -> list[_Item]:
+    """Makes an item of each row."""
+    items = []
+    for row in rows:
+        item = _Item(row, "")
+        item.id = _cell(item, given["id"][0]) if given["id"] else str(row.number)
+        if given["negatives"]:
+            for name in ("gold", "negatives"):
+                texts = _texts(item, given[name])
+                if name == "gold":
+                    item.gold = list(range(len(texts)))
+                    if not texts:
+                        item.problems.append((given[name][0], "is empty", _REMEDIES["blank"]))
+                item.texts += texts
+        else:
+            item.texts = _texts(item, given["candidates"])
+            if given["gold"]:
+                _find_gold(item, given["gold"])
+            elif given["gold_index"]:
+                _take_gold_index(item, given["gold_index"][0])
+            for column in (*given["relevance"], *given["experts"]):
+                _take_judgements(item, column, rank=bool(given["experts"]))
+        items.append(item)
+    return items
+
+
+def _join_rows(
+    rows: Sequence[Row], given: Mapping[str, list[str]], shared: Set[str]
+) -> list[_Item]:
+    """Makes an item of the rows that share an id, wherever they stand.
+
+    Args:
+        rows: A row for each candidate.
+        given: The arguments' columns.
+        shared: The columns in which an item's rows must agree.
+    """
+    (id_column,), (text_column,) = given["id"], given["candidate"]
+    items: dict[str, _Item] = {}
+    for row in rows:
+        probe = _Item(row, "")
+        name = _cell(probe, id_column)
+        item = items.setdefault(name or f"row {row.number}", probe)
+        if item is probe:
+            item.id = name
+            item.judgements = [[] for _ in (*given["relevance"], *given["experts"])]
+        for column in sorted(shared):
+            if row.values.get(column) != item.row.values.get(column):
+                item.problems.append(
+                    (
+                        column,
+                        f"differs between rows {item.row.number} and {row.number} of the item",
+                        "Write the same in all rows of an item",
+                    )
+                )
+        place = f"{text_column} (row {row.number})"
+        text = _checked(item, place, row.values.get(text_column))
+        item.texts.append((place, text))
+        if given["label"]:
+            value = row.values.get(given["label"][0])
+            word = str(value).strip().lower()
+            if word in TRUE | FALSE:
+                item.gold += [len(item.texts) - 1] if word in TRUE else []
+            else:
+                problem = f"is {value!r} in row {row.number}, which says neither yes nor no"
+                item.problems.append((given["label"][0], problem, "Write 1 or 0"))
+        for number, column in enumerate((*given["relevance"], *given["experts"])):
+            value = row.values.get(column)
+            grade = _grade(item, f"{column} (row {row.number})", value, bool(given["experts"]))
+            item.judgements[number].append(grade)
+    return list(items.values())
+
+
+def _cell(item: _Item, column: str) -> str:
+    """Returns a name from the item's row, which may be a number."""
+    value = item.row.values.get(column)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _checked(item, column, str(value) if number else value)
+
+
+def _checked(item: _Item, place: str, value: Any) -> str:
+    """Returns the clean text, "" with a problem noted where it is none."""
+    if value is None or isinstance(value, str):
+        try:
+            return filled_text(value or "")
+        except PydanticCustomError as error:
+            problem, remedy = error.message(), _REMEDIES[error.type]
+    else:
+        problem, remedy = f"is {value!r:.40}, not text", "Write it as text"
+    item.problems.append((place, problem, remedy))
+    return ""
+
+
+def _texts(item: _Item, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the candidates in the columns, a missing value or empty cell being none."""
+    texts = []
+    for column in columns:
+        value = _listed(item.row.values.get(column), str)
+        if isinstance(value, list):
+            places = [(f"{column}[{index}]", text) for index, text in enumerate(value)]
+        else:
+            places = [] if value is None or value == "" else [(column, value)]
+        texts += [(place, _checked(item, place, text)) for place, text in places]
+    return texts
+
+
+def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """Returns the list of a kind that a cell of a CSV file spells in JSON, else the value."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        if isinstance(found, list) and all(isinstance(one, kind) for one in found):
+            return found
+    return value
+
+
+def _find_gold(item: _Item, columns: Sequence[str]) -> None:
+    """Finds the gold texts among the candidates."""
+    where = {_folded(text): index for index, (_, text) in reversed([*enumerate(item.texts)])}
+    golds = _texts(item, columns)
+    if not golds:
+        item.problems.append((columns[0], "is empty", _REMEDIES["blank"]))
+    for place, text in golds:
+        index = where.get(_folded(text))
+        if text and index is None:
+            remedy = "Write it as it stands among the candidates, or use gold_index or negatives"
+            item.problems.append((place, "is none of the candidates", remedy))
+        elif index is not None and index not in item.gold:
+            item.gold.append(index)
+
+
+def _take_gold_index(item: _Item, column: str) -> None:
+    value = _listed(item.row.values.get(column), int)
+    for one in value if isinstance(value, list) else [value]:
+        try:
+            index = int(one) if isinstance(one, str) else one
+        except ValueError:
+            index = None
+        if isinstance(index, bool) or not isinstance(index, int):
+            problem = f"is {one!r}, no whole number"
+        elif not 0 <= index < len(item.texts):
+            problem = f"is {index}, and the item has candidates 0 to {len(item.texts) - 1}"
+        else:
+            item.gold += [] if index in item.gold else [index]
+            continue
+        remedy = "Write the place of the gold among the candidates, the first being 0"
+        item.problems.append((column, problem, remedy))
+
+
+def _take_judgements(item: _Item, column: str, rank: bool) -> None:
+    value = _listed(item.row.values.get(column), (int, float, type(None)))
+    if not isinstance(value, list) or len(value) != len(item.texts):
+        found = f"holds {len(value)}" if isinstance(value, list) else "is no list of"
+        problem = f"{found} numbers for {len(item.texts)} candidates"
+        item.problems.append((column, problem, "Give one number (or null) a candidate"))
+        return
+    item.judgements.append(
+        [_grade(item, f"{column}[{index}]", one, rank) for index, one in enumerate(value)]
+    )
+
+
+def _grade(item: _Item, place: str, value: Any, rank: bool) -> float | None:
+    """Returns a relevance or a negated rank, None where there is none."""
+    if value is None or value == "":
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isfinite(number) and number >= (1 if rank else 0):
+        return -number if rank else number
+    kind = "rank (1 is best)" if rank else "relevance (0 or more, higher is better)"
+    item.problems.append((place, f"is {value!r:.40}, no {kind}", "Correct or empty it"))
+    return None
+
+
+# --- checks ---------------------------------------------------------------------------------
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _check_candidates(item: _Item, judged: bool) -> None:
+    """Checks that there is something to rank, and that no two candidates read the same."""
+    seen: dict[str, str] = {}
+    for place, text in item.texts:
+        first = seen.setdefault(_folded(text), place)
+        if text and first != place:
+            problem = f"is the same text as {first} (whitespace aside)"
+            item.problems.append((place, problem, "Replace one of the two, or take the item out"))
+    if item.problems:
+        return  # what follows would only repeat it
+    count = len(item.texts)
+    if count < 2:
+        problem = f"the item has {count} candidate(s)"
+        remedy = 'Give it at least two (a list in a CSV cell is ["a", "b"]), or take it out'
+    elif judged:
+        if any(len(judged) - judged.count(None) > 1 for judged in item.judgements):
+            return
+        problem = "no expert judges two of the candidates"
+        remedy = "Add a judgement, or take the item out"
+    elif not item.gold:
+        problem, remedy = "no candidate is gold", "Mark the gold, or take the item out"
+    elif len(item.gold) == count:
+        problem, remedy = "every candidate is gold", "Add a negative, or take the item out"
+    else:
+        return
+    item.problems.append(("", problem, remedy))
+
+
+class Prompt:
+    """A Jinja template over the columns of a row.
+
+    Args:
+        text: The template.
+        columns: The names of the columns.
+
+    Raises:
+        DatasetError: The template is none, or names what is no column.
+
+    Attributes:
+        columns: The columns that it may look at.
+    """
+
+    def __init__(self, text: str, columns: Sequence[str]) -> None:
+        if not isinstance(text, str):
+            raise DatasetError(f"prompt is {text!r}, not text")
+        environment = jinja2.sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        try:
+            tree = environment.parse(text)
+            self._template = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise DatasetError(f"prompt: line {error.lineno}: {error.message}") from None
+        used = jinja2.meta.find_undeclared_variables(tree)
+        unknown = used - set(columns) - {"row"}
+        if unknown:
+            raise DatasetError(
+                f"prompt has {{{{ {min(unknown)} }}}}, which is no column; "
+                f"the columns are: {', '.join(columns)}"
+            )
+        for column in columns:
+            # A single pair of braces would reach the model as it stands, alike for all items.
+            if re.search(rf"(?<!\{{)\{{\s*{re.escape(column)}\s*\}}(?!\}})", text):
+                raise DatasetError(
+                    f"prompt has {{{column}}}; a column is written in two pairs of braces: "
+                    f"{{{{ {column} }}}}"
+                )
+        if not used:
+            _logger.warning("the prompt names no column: it is the same for all items")
+        asked = {
+            name.name
+            for branch in tree.find_all(jinja2.nodes.If)
+            for name in (branch.test, *branch.test.find_all(jinja2.nodes.Name))
+            if isinstance(name, jinja2.nodes.Name)
+        }
+        self._needed = sorted(used - asked - {"row"})
+        self.columns = set(columns) if "row" in used else used
+
+    def render(self, item: _Item) -> str:
+        """Returns the prompt of an item, "" with a problem noted where it cannot be made."""
+        values = {name: _clean(value) for name, value in item.row.values.items()}
+        for name in self._needed:
+            if values.get(name) in (None, "", []):
+                remedy = f"Fill it in, or write {{% if {name} %}}...{{% endif %}} in the prompt"
+                item.problems.append((name, "is empty, and the prompt needs it", remedy))
+        if item.problems:
+            return ""
+        try:
+            context = self._template.render({"row": values, **values})
+            context.encode("utf-8")
+        except (jinja2.TemplateError, TypeError, UnicodeEncodeError) as error:
+            problem = f"cannot be filled in ({error})"
+            item.problems.append(("prompt", problem, "Correct the prompt or the row"))
+            return ""
+        return context
+
+
+def _clean(value: Any) -> Any:
+    """Returns a column's value with all its texts as the model shall see them."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _clean(one) for name, one in value.items()}
+    return value
+
+
+# --- items to documents ---------------------------------------------------------------------
+
+
+def _file_name(source: str) -> str:
+    return source.rpartition("/")[2]
+
+
+def _document(item: _Item, context: str, separator: str, group: str) -> dict[str, Any]:
+    order = shuffled(item.id, len(item.texts))
+    counts: Counter[str] = Counter()
+    labels = []
+    for index in range(len(item.texts)):
+        kind = "candidate" if item.judgements else "gold" if index in item.gold else "negative"
+        counts[kind] += 1
+        alone = kind == "gold" and len(item.gold) == 1
+        labels.append(kind if alone else f"{kind}_{counts[kind]}")
+    document: dict[str, Any] = {
+        "paper_id": item.id,
+        "discipline": group,
+        "doi": "",
+        "title": "",
+        "context": context,
+        "separator": separator,
+        "candidates": [item.texts[index][1] for index in order],
+        "candidate_ids": [labels[index] for index in order],
+    }
+    if not item.judgements:
+        return document | {"gold": sorted(order.index(index) for index in item.gold)}
+    judged = [[one[index] for index in order] for one in item.judgements]
+    agreed = consensus(judged)
+    best = max(value for value in agreed if value is not None)
+    document["best"] = [index for index, value in enumerate(agreed) if value == best]
+    return document | {"judgements": judged}

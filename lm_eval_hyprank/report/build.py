@@ -1,0 +1,466 @@
+"""Puts what was read and what was computed into one report, the content of `report.json`.
+
+Every number comes from the statistics modules; one that cannot be computed is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+from scipy.stats import rankdata
+
+import lm_eval_hyprank
+from lm_eval_hyprank.report.audit import (
+    Length,
+    conditional_logit,
+    energy_audit,
+    energy_parts,
+    length_baselines,
+    length_correlation,
+    length_matched,
+)
+from lm_eval_hyprank.report.comparisons import agreement, best_of, compare, tiers
+from lm_eval_hyprank.report.controls import context_shares, pmi_scores
+from lm_eval_hyprank.report.intervals import (
+    JUDGE_KINDS,
+    METRICS,
+    Settings,
+    cell,
+    cluster_ids,
+    estimates,
+    gold_beats,
+    paper_metrics,
+    rank_histogram,
+)
+from lm_eval_hyprank.report.runs import NO_MODEL, PARADIGMS, Runs
+
+SCHEMA_VERSION = "1.0"
+"""Version of the shape of a report, which `report.schema.json` describes."""
+
+TIER_METRIC = "hit@1"
+"""The metric that systems are compared, tiered and chosen by."""
+
+Report = dict[str, Any]
+
+
+def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
+    """Makes a report.
+
+    Args:
+        runs: What was read; all runs cover the same papers.
+        settings: How intervals are made.
+        text: Whether the report holds titles, prompts and candidates. The licence of
+            ResearchBench forbids to pass them on.
+
+    Returns:
+        The report: plain lists, mappings, text and finite numbers. The same runs and settings
+        give the same report.
+    """
+    pmi, pmi_absent = pmi_scores(runs)
+    scores = pd.concat([runs.scores, pmi], ignore_index=True) if len(pmi) else runs.scores
+    papers = _judges_terminal(paper_metrics(scores), scores)
+    control_papers = paper_metrics(runs.control_scores)
+    compared = compare(papers, TIER_METRIC, settings)
+    report: Report = {
+        "schema_version": SCHEMA_VERSION,
+        "version": lm_eval_hyprank.__version__,
+        "settings": {
+            "seed": settings.seed,
+            "resamples": settings.resamples,
+            "interval": settings.interval,
+            "text": text,
+            "tier_metric": TIER_METRIC,
+        },
+        "paper_set": _paper_set(runs),
+        "models": _models(runs),
+        "systems": _systems(runs, scores, papers, control_papers, compared, settings),
+        "pooled": _pooled(papers, settings),
+        "audit": {
+            "length": _length_audit(scores, settings),
+            "energy": _energy_audit(scores, settings),
+        },
+        "comparisons": _records(compared),
+        "agreement": _agreement(scores, settings),
+        "controls": {
+            "shares": _records(context_shares(papers, control_papers, runs.systems, settings)),
+            "pmi_absent": pmi_absent,
+        },
+        "files": runs.files,
+        "notes": runs.notes,
+        "papers": _papers(runs, pd.concat([scores, runs.control_scores]), text),
+    }
+    if best := _best(papers, settings):
+        report["best"] = best
+    return report
+
+
+# --- parts -----------------------------------------------------------------------------------
+
+
+def _paper_set(runs: Runs) -> Report:
+    sizes = runs.candidates.groupby("paper_id", sort=False).size()
+    disciplines = runs.papers["discipline"].value_counts().sort_index()
+    paper_set: Report = {
+        "papers": len(runs.papers),
+        "dois": int(cluster_ids(runs.papers["doi"], runs.papers["paper_id"]).nunique()),
+        "disciplines": {str(name): int(count) for name, count in disciplines.items()},
+        "tasks": list(dict.fromkeys(runs.systems["task"])),
+    }
+    if sizes.nunique() == 1:
+        paper_set["candidates"] = int(sizes.iloc[0])
+    else:
+        paper_set["candidates_range"] = [int(sizes.min()), int(sizes.max())]
+    return paper_set
+
+
+def _models(runs: Runs) -> list[Report]:
+    """What is known of each run: model, software, date in seconds since 1970."""
+    return [
+        _without_absent(
+            {
+                "model": run.model,
+                "task": run.task,
+                "name": run.name,
+                "kind": run.kind,
+                "control": run.control or None,
+                "pretrained": run.pretrained,
+                "source": run.source,
+                "fingerprint": run.fingerprint,
+                "task_version": run.version,
+                "date": run.date or None,
+                "papers": run.papers,
+                "task_papers": run.total,
+                "truncated": len(run.truncated),
+                **run.details,
+            }
+        )
+        for run in runs.runs
+    ]
+
+
+def _systems(
+    runs: Runs,
+    scores: pd.DataFrame,
+    papers: pd.DataFrame,
+    control_papers: pd.DataFrame,
+    compared: pd.DataFrame,
+    settings: Settings,
+) -> list[Report]:
+    tier_of = tiers(papers, compared, TIER_METRIC)
+    parts = [papers, control_papers, runs.pairwise]
+    every = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    judged = every["kind"].isin(JUDGE_KINDS)
+    columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS)
+    valid = _cells(estimates(every, columns, settings=settings))
+    # A judge's reply that cannot be read is no hit: failures must not flatter the judge.
+    missed = every[judged].fillna(dict.fromkeys((*_HITS, "win_rate", "win_rate_terminal"), 0.0))
+    whole = _cells(estimates(missed, columns, settings=settings))
+    by_discipline = pd.concat([every[~judged], missed], ignore_index=True)
+    fields = _discipline_cells(
+        estimates(by_discipline, ("hit@1", "hit@5"), ("system", "discipline"), settings)
+    )
+    histogram = rank_histogram(every)
+    beats = gold_beats(scores, settings)
+    lengths = _length_columns(scores, settings)
+    known = {str(row.system): row._asdict() for row in runs.systems.itertuples(index=False)}
+    systems = []
+    for identifier, rows in every.groupby("system", sort=False):
+        name = str(identifier)
+        head = rows.iloc[0]
+        kind = str(head["kind"])
+        facts = known.get(name, {})
+        scorer = str(head["scorer"])
+        invalid = int((~rows["valid"].astype(bool)).sum())
+        system: Report = {
+            "id": name,
+            "model": str(head["model"]),
+            "task": str(head["task"]),
+            "scorer": scorer,
+            "kind": kind,
+            "paradigm": str(facts.get("paradigm") or PARADIGMS.get(scorer, scorer)),
+            "papers": len(rows) - (0 if kind in JUDGE_KINDS else invalid),
+            "invalid": invalid,
+            "metrics": whole.get(name) or valid.get(name, {}),
+            "disciplines": fields.get(name, {}),
+        }
+        if facts.get("control"):
+            system |= {"control": facts["control"], "control_of": facts["control_of"]}
+        if name in tier_of:
+            system["tier"] = int(tier_of[name])
+        if kind in JUDGE_KINDS:
+            system["metrics_valid"] = valid.get(name, {})
+            replies = runs.replies[runs.replies["system"] == name]
+            system["parse_rate"] = float((replies["invalid"] == "").mean())
+            system["invalid_reasons"] = _reasons(replies)
+        if kind == "pairwise":
+            system["parse_rate"] = float(rows["parse_rate"].mean())
+        # A judge's gold outside its list has no rank.
+        if kind not in JUDGE_KINDS and name in histogram.index:
+            system["rank_histogram"] = [float(share) for share in histogram.loc[name].dropna()]
+        system["gold_beats"] = {
+            str(row.against): _cell(row)
+            for row in beats[beats["system"] == name].itertuples(index=False)
+        }
+        system |= lengths.get(name, {})
+        systems.append(_without_absent(system))
+    return systems
+
+
+_HITS = tuple(metric for metric in METRICS if metric.startswith("hit@"))
+_PAIRWISE_METRICS = (
+    *("accuracy", "accuracy_all", "accuracy_gold_first", "accuracy_gold_second"),
+    *("both_correct", "contradiction", "both_wrong"),
+    *("beats_majority_gold_first", "beats_majority_gold_second"),
+)
+"""What pairwise judges have beside the rank of the gold by verdicts won."""
+
+
+def _judges_terminal(papers: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
+    """Gives a gold its own win rate where a judge ranked it, be it tied by several orders.
+
+    A judge's scores are minus points: below 0 is ranked.
+    """
+    ranked = scores[scores["is_gold"] & scores["kind"].isin(JUDGE_KINDS) & (scores["score"] < 0)]
+    keys = pd.MultiIndex.from_frame(ranked[["system", "paper_id"]])
+    mine = pd.MultiIndex.from_frame(papers[["system", "paper_id"]]).isin(keys)
+    terminal = papers["win_rate_terminal"].where(~mine, papers["win_rate"])
+    return papers.assign(win_rate_terminal=terminal)
+
+
+def _reasons(replies: pd.DataFrame) -> dict[str, int]:
+    """How many replies could not be read for each reason, the details left out."""
+    return dict(sorted(Counter(why.partition(":")[0] for why in replies["invalid"] if why).items()))
+
+
+def _pooled(papers: pd.DataFrame, settings: Settings) -> list[Report]:
+    """Each scorer over all models, as one row: overall and by discipline."""
+    shared = papers[~papers["kind"].isin(["trivial", *JUDGE_KINDS])]
+    models = shared.groupby(["task", "scorer"], sort=False)["model"].nunique()
+    several = models[models > 1].index
+    keys = pd.MultiIndex.from_frame(shared[["task", "scorer"]])
+    shared = shared[keys.isin(several)]
+    overall = estimates(shared, METRICS, ("task", "scorer"), settings)
+    fields = estimates(shared, ("hit@1", "hit@5"), ("task", "scorer", "discipline"), settings)
+    pooled = []
+    for task, scorer in several:
+        mine = overall[(overall["task"] == task) & (overall["scorer"] == scorer)]
+        theirs = fields[(fields["task"] == task) & (fields["scorer"] == scorer)]
+        pooled.append(
+            {
+                "task": str(task),
+                "scorer": str(scorer),
+                "paradigm": PARADIGMS.get(str(scorer), str(scorer)),
+                "models": int(models[task, scorer]),
+                "metrics": {str(r.metric): _cell(r) for r in mine.itertuples(index=False)},
+                "disciplines": _by_discipline(theirs),
+            }
+        )
+    return pooled
+
+
+def _length_of(rows: pd.DataFrame) -> pd.Series:
+    """Whether the tokens of all candidates of a system are known, row by row."""
+    return rows["num_tokens"].notna().groupby(rows["system"]).transform("all")
+
+
+def _length_columns(scores: pd.DataFrame, settings: Settings) -> dict[str, Report]:
+    """Each system's correlation with length and its hits among candidates of like length.
+
+    Length is the model's own tokens where the run counted them, else bytes.
+    """
+    columns: dict[str, Report] = {}
+    has_tokens = _length_of(scores)
+    parts: list[tuple[Length, pd.DataFrame]] = [
+        ("num_tokens", scores[has_tokens]),
+        ("num_bytes", scores[~has_tokens]),
+    ]
+    for length, rows in parts:
+        if rows.empty:
+            continue
+        for row in length_correlation(rows, length, settings).itertuples(index=False):
+            columns.setdefault(str(row.system), {})["length_correlation"] = _cell(row)
+        for row in length_matched(rows, length, settings).itertuples(index=False):
+            matched = columns.setdefault(str(row.system), {}).setdefault("matched", {})
+            matched |= {"papers": int(row.papers), "left_out": int(row.left_out)}
+            matched["length"] = length.removeprefix("num_")
+            if row.metric == "hit@1":
+                matched |= {"chance": float(row.chance)}
+            matched[str(row.metric)] = _cell(row)
+    return columns
+
+
+def _length_audit(scores: pd.DataFrame, settings: Settings) -> Report:
+    tokens = scores[_length_of(scores)]
+    # Bytes are the same under every model: one system's rows say it all.
+    one = scores[scores["system"] == scores["system"].iloc[0]].assign(model=NO_MODEL)
+    return {
+        "baselines_bytes": _records(length_baselines(one, "num_bytes", settings)),
+        "baselines_tokens": _records(length_baselines(tokens, "num_tokens", settings)),
+        "conditional_logit": _records(conditional_logit(tokens, "num_tokens")),
+    }
+
+
+def _energy_audit(scores: pd.DataFrame, settings: Settings) -> Report:
+    return {
+        "shares": _records(energy_audit(scores, settings)),
+        "parts": _records(energy_parts(scores, settings)),
+    }
+
+
+def _agreement(scores: pd.DataFrame, settings: Settings) -> list[Report]:
+    shared = scores[~scores["kind"].isin(["trivial"])]
+    return [
+        {
+            "task": one.task,
+            "scorer": one.scorer,
+            "models": list(one.models),
+            "papers": one.papers,
+            "all_first": one.all_first,
+            "w": cell(one.w),
+            "top1": _matrix(one.top1),
+            "tau": _matrix(one.tau),
+        }
+        for one in agreement(shared, settings)
+    ]
+
+
+def _best(papers: pd.DataFrame, settings: Settings) -> Report | None:
+    """The best of all models' scorers, and what is left of it after the choice is paid for."""
+    chosen = papers[papers["kind"] != "trivial"]
+    if chosen.empty:
+        return None
+    try:
+        best = best_of(chosen, TIER_METRIC, settings)
+    except ValueError:  # one DOI, or no paper that every system could rank
+        return None
+    return {
+        "metric": TIER_METRIC,
+        "system": best.system,
+        "of": best.cells,
+        "papers": best.papers,
+        "naive": cell(best.naive),
+        "corrected": cell(best.corrected),
+        "chosen": {system: share for system, share in best.chosen.items() if share > 0},
+    }
+
+
+def _papers(runs: Runs, scores: pd.DataFrame, text: bool) -> list[Report]:
+    """Every candidate of every paper with its scores and its mean ranks."""
+    own: dict[tuple[str, str], dict[str, float]] = {}
+    ranks: dict[tuple[str, str], dict[str, float]] = {}
+    for system, rows in scores.groupby("system", sort=False):
+        name = str(system)
+        judge = rows["kind"].iloc[0] in JUDGE_KINDS
+        for paper_id, items in rows.groupby("paper_id", sort=False):
+            values = items["score"].to_numpy(dtype=float)
+            if not all(map(math.isfinite, values)):
+                continue
+            places = rankdata(values, method="average")
+            for candidate, value, rank in zip(items["candidate_id"], values, places, strict=True):
+                key = (str(paper_id), str(candidate))
+                ranks.setdefault(key, {})[name] = float(rank)
+                if not judge:  # a place says no more than the rank
+                    own.setdefault(key, {})[name] = _short(value)
+    counted = scores[scores["num_tokens"].notna()]
+    tokens = {}
+    if len(counted):
+        one = counted[counted["system"] == counted["system"].iloc[0]]
+        tokens = dict(
+            zip(
+                zip(one["paper_id"], one["candidate_id"], strict=True),
+                one["num_tokens"],
+                strict=True,
+            )
+        )
+    texts = runs.candidates.groupby("paper_id", sort=False)
+    papers = []
+    for paper in runs.papers.itertuples(index=False):
+        entry: Report = {
+            "paper_id": paper.paper_id,
+            "discipline": paper.discipline,
+            "doi": paper.doi,
+        }
+        if text:
+            entry |= {"title": paper.title, "context": paper.context}
+        entry["candidates"] = []
+        for one in texts.get_group(paper.paper_id).itertuples(index=False):
+            key = (one.paper_id, one.candidate_id)
+            shown: Report = {"id": one.candidate_id, "bytes": int(one.num_bytes)}
+            if key in tokens:
+                shown["tokens"] = int(tokens[key])
+            if text:
+                shown["text"] = one.text
+            entry["candidates"].append(
+                shown | {"scores": own.get(key, {}), "ranks": ranks.get(key, {})}
+            )
+        papers.append(entry)
+    return papers
+
+
+# --- shapes ----------------------------------------------------------------------------------
+
+
+def _short(value: float) -> float:
+    """Six digits: what a reader may want of a single score, at a third of the bytes."""
+    return float(f"{value:.6g}")
+
+
+def _without_absent(entry: Report) -> Report:
+    return {key: value for key, value in entry.items() if value is not None and value != {}}
+
+
+def _cell(row: Any) -> Report:
+    """A row's value and interval, marked where the interval has no width and says nothing."""
+    values: dict[str, Any] = row._asdict()
+    degenerate = {"degenerate": True} if values.get("degenerate") else {}
+    return {**cell(values), **degenerate}
+
+
+def _cells(table: pd.DataFrame) -> dict[str, Report]:
+    cells: dict[str, Report] = {}
+    for row in table.itertuples(index=False):
+        cells.setdefault(str(row.system), {})[str(row.metric)] = _cell(row)
+    return cells
+
+
+def _discipline_cells(table: pd.DataFrame) -> dict[str, Report]:
+    return {
+        str(system): _by_discipline(rows) for system, rows in table.groupby("system", sort=False)
+    }
+
+
+def _by_discipline(table: pd.DataFrame) -> Report:
+    fields: Report = {}
+    for row in table.itertuples(index=False):
+        entry = fields.setdefault(str(row.discipline), {"papers": int(row.papers)})
+        entry[str(row.metric)] = _cell(row)
+    return dict(sorted(fields.items()))
+
+
+def _records(table: pd.DataFrame) -> list[Report]:
+    """Rows of a table as mappings, without the values that could not be computed."""
+    return [_plain(row) for row in table.to_dict(orient="records")]
+
+
+def _plain(row: Mapping[Hashable, Any]) -> Report:
+    plain: Report = {}
+    for key, value in row.items():
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            continue
+        plain[str(key)] = value
+    return plain
+
+
+def _matrix(table: pd.DataFrame) -> list[list[float | None]]:
+    """A square table of numbers; null where there is none."""
+    return [[_finite(value) for value in row] for row in table.to_numpy(dtype=float).tolist()]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,202 @@
+"""A report as one HTML file that needs nothing else: no server, no network, no build step."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lm_eval_hyprank.ranking import GoldRank
+
+Report = Mapping[str, Any]
+
+_TEXT_KEYS = ("title", "background", "context", "text")
+
+# Whatever a report holds, the page can neither fetch nor send, and runs this script alone. The
+# figures are data: images, documents of their own, so their element ids cannot clash.
+_POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = None) -> None:
+    """Writes a report as one self-contained HTML file; equal input gives equal bytes.
+
+    Args:
+        report: The report in the shape of ``report.json``. A key that may be absent there may be
+            absent here: the page then leaves out what rests on it.
+        path: The file to write; an existing one is replaced.
+        figures: Figures by title, in the order to show them: each the text of an SVG file.
+
+    Raises:
+        ValueError: The report holds NaN or infinity, a score or rank of a system it does not
+            list, or texts although its settings say it has none.
+    """
+    environment = Environment(
+        loader=PackageLoader("lm_eval_hyprank.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # `tojson` escapes <, >, &, ' and all beyond ASCII, so that no text can end its element.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {
+        "percent": _percent,
+        "hundredfold": _hundredfold,
+        "chance": _percent_of_chance,
+    }
+    style = _source(environment, "page.css")
+    script = _source(environment, "page.js")
+    chance = _chance(report)
+    html = environment.get_template("page.html.jinja").render(
+        report=report,
+        audit=_audit(report, chance),
+        figures=[(title, _data_url(svg)) for title, svg in (figures or {}).items()],
+        data={"report": _compact(report), "chance": chance},
+        style=style,
+        script=script,
+        policy=Markup(_POLICY.format(style=_sha256(style), script=_sha256(script))),
+    )
+    # A file name in the report may hold what UTF-8 cannot.
+    path.write_bytes(html.encode("utf-8", errors="backslashreplace"))
+
+
+def _source(environment: Environment, name: str) -> Markup:
+    """Reads a file beside the template as it is: its braces are not Jinja's."""
+    assert environment.loader is not None
+    return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def _sha256(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
+
+
+def _data_url(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def _percent(value: float) -> str:
+    return f"{_hundredfold(value)}\u202f%"
+
+
+def _hundredfold(value: float) -> Decimal:
+    """With one digit, rounded as the page's script does: Python's own way makes 81.25 81.2."""
+    return Decimal(100 * value).quantize(Decimal("0.1"), ROUND_HALF_UP)
+
+
+def _percent_of_chance(value: float) -> str:
+    """One in sixteen is 6.25 %, known exactly."""
+    return f"{100 * value:.3g}\u202f%"
+
+
+def _chance(report: Report) -> dict[str, float]:
+    """What a scorer that says nothing reaches, the gold tied with all others, by metric.
+
+    Empty where the papers have different numbers of candidates, and so no one chance.
+    """
+    candidates = report["paper_set"].get("candidates")
+    if candidates is None:
+        return {}
+    rank = GoldRank(better=0, tied=candidates - 1, candidates=candidates)
+    hits = {f"hit@{k}": rank.hit(k) for k in (1, 2, 3, 5)}
+    return {**hits, "mrr": rank.reciprocal_rank, "win_rate": rank.win_rate}
+
+
+def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None:
+    """Picks what the length audit sets side by side: shortest first and the best system.
+
+    Returns:
+        Both systems, chance (None where it is not known), the selection-corrected Hit@1 where the
+        report has one for this system, and which of three things holds (``verdict``); None where
+        the report lacks either system.
+    """
+    measured = [each for each in report["systems"] if "hit@1" in each.get("metrics", {})]
+    shortest = next((system for system in measured if system["scorer"] == "shortest"), None)
+    # A pairwise judge sees the gold in every question, which is another task.
+    others = [
+        each
+        for each in measured
+        if each["kind"] not in ("trivial", "pairwise") and not each.get("control")
+    ]
+    if shortest is None or not others:
+        return None
+    best = max(others, key=_hit)
+    if _hit(shortest) >= _hit(best):
+        verdict = "length wins"
+    elif _hit(shortest, "high") >= _hit(best, "low"):
+        verdict = "overlap"
+    else:
+        verdict = "system wins"
+    quoted = report.get("best", {})
+    return {
+        "shortest": shortest,
+        "best": best,
+        "systems": len(others),
+        "chance": chance.get("hit@1"),
+        "corrected": quoted.get("corrected") if quoted.get("system") == best["id"] else None,
+        "verdict": verdict,
+    }
+
+
+def _hit(system: Report, end: str = "value") -> float:
+    hit: dict[str, float] = system["metrics"]["hit@1"]
+    return hit.get(end, hit["value"])
+
+
+def _compact(report: Report) -> dict[str, Any]:
+    """Turns every ``{system id: number}`` of the papers into a list in the order of the systems.
+
+    The script undoes it for the download. None stands where the report has no number.
+    """
+    ids = [system["id"] for system in report["systems"]]
+    if not report["settings"]["text"]:
+        _refuse_text(report)
+
+    def listed(paper: Report, candidate: Report, key: str) -> list[float | None]:
+        numbers = candidate[key]
+        row = [numbers.get(each) for each in ids]
+        if len(numbers) != sum(each in numbers for each in ids):
+            unknown = ", ".join(sorted(set(numbers) - set(ids)))
+            raise ValueError(
+                f"papers: {paper['paper_id']}, candidate {candidate['id']}: {key} of a system that "
+                f"is not among the report's systems: {unknown}"
+            )
+        return row
+
+    papers = [
+        {
+            **paper,
+            "candidates": [
+                {
+                    key: listed(paper, candidate, key) if key in ("scores", "ranks") else value
+                    for key, value in candidate.items()
+                }
+                for candidate in paper["candidates"]
+            ],
+        }
+        for paper in report["papers"]
+    ]
+    return {**report, "papers": papers}
+
+
+def _refuse_text(report: Report) -> None:
+    def objects() -> Iterator[Report]:
+        for paper in report["papers"]:
+            yield paper
+            yield from paper["candidates"]
+
+    found = sorted({key for each in objects() for key in _TEXT_KEYS if key in each})
+    if found:
+        raise ValueError(
+            f"the report's settings say it holds no text, but its papers have: {', '.join(found)}; "
+            "write it again without text"
+        )

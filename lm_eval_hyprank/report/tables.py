@@ -1,0 +1,528 @@
+"""A report's tables in Markdown, CSV and LaTeX.
+
+The first three have the shape of Tables II to IV of arXiv 2608.17270: overall, by discipline, and
+how often the gold beats a candidate.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Report = Mapping[str, Any]
+Value = str | int | Mapping[str, float] | None
+"""Content of a cell: text, a count, a value with or without its interval, or nothing."""
+
+NO_WIDTH = "†"
+"""Stands in place of an interval without width."""
+
+HIT_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr")
+JUDGE_KINDS = ("judge", "judge_psc", "pairwise")
+
+SIGNIFICANT = 0.05
+"""The level of the corrected tests, as of the tiers."""
+
+_TITLES = {
+    "hit@1": "Hit@1",
+    "hit@2": "Hit@2",
+    "hit@3": "Hit@3",
+    "hit@5": "Hit@5",
+    "mrr": "MRR",
+    "win_rate": "Win rate",
+    "win_rate_terminal": "Win rate (terminal)",
+}
+
+
+@dataclass
+class Table:
+    """A table, whatever it is written as.
+
+    Attributes:
+        name: Base of the file name.
+        caption: What it shows, in a sentence.
+        header: Titles of the columns.
+        rows: A section's title (empty for none) and the cells of one of its rows.
+        percent: Whether values are shown in per cent with one digit, not with three digits.
+        interval: Whether intervals are shown; CSV holds them always.
+        bold: Groups of columns within which a row's highest value is set in bold.
+        notes: Sentences below the table.
+    """
+
+    name: str
+    caption: str
+    header: list[str]
+    rows: list[tuple[str, list[Value]]] = field(default_factory=list)
+    percent: bool = False
+    interval: bool = True
+    bold: list[range] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def tables(report: Report) -> list[Table]:
+    """All tables of a report, those without a row left out."""
+    made = [
+        overall(report),
+        disciplines(report),
+        gold_beats(report),
+        judges(report),
+        comparisons(report),
+        length(report),
+        energy(report),
+        controls(report),
+    ]
+    for table in made:
+        cells = [cell for _, row in table.rows for cell in row if isinstance(cell, Mapping)]
+        if table.interval and any(cell.get("degenerate") for cell in cells):
+            table.notes.append(
+                f"{NO_WIDTH} All papers have the same value: its interval has no width and says "
+                "nothing."
+            )
+    return [table for table in made if table.rows]
+
+
+# --- the tables ------------------------------------------------------------------------------
+
+
+def overall(report: Report) -> Table:
+    """Hit@k and MRR of every system, with intervals: the shape of the paper's Table II."""
+    size = report["paper_set"]["papers"]
+    table = Table(
+        "overall",
+        f"Hypothesis ranking over {_papers(size)} "
+        f"({report['settings']['interval']} bootstrap over DOIs, "
+        f"{report['settings']['resamples']:,} resamples, 95 % intervals).",
+        ["Model", "Papers", "Tier", *(_TITLES[metric] for metric in HIT_COLUMNS)],
+    )
+    for section, systems, pooled in sections(report):
+        for system in systems:
+            cells = [system["metrics"].get(metric) for metric in HIT_COLUMNS]
+            tier = str(system.get("tier", ""))
+            table.rows.append((section, [system["model"], system["papers"], tier, *cells]))
+        if pooled:
+            cells = [pooled["metrics"].get(metric) for metric in HIT_COLUMNS]
+            table.rows.append((section, ["All models", None, None, *cells]))
+    table.notes += [
+        "Systems of one tier cannot be told apart from each other; see the table of comparisons.",
+        f"Chance: {_chance(report)}." if "candidates" in report["paper_set"] else "",
+    ]
+    if any(system["kind"] in ("judge", "judge_psc") for system in report["systems"]):
+        table.notes.append(
+            "A judge's unreadable reply counts as no hit. It names its first five only, so it has "
+            "no MRR."
+        )
+    if best := report.get("best"):
+        name = next(s for s in report["systems"] if s["id"] == best["system"])
+        table.notes.append(
+            f"The best of {best['of']} cells, {name['model']} with {name['paradigm']}, has "
+            f"{_TITLES[best['metric']]} {_number(best['naive'], False, True)}; corrected for "
+            f"having been picked as the best it is {_number(best['corrected'], False, True)}."
+        )
+    table.notes += report["notes"]
+    table.notes = [note for note in table.notes if note]
+    return table
+
+
+def disciplines(report: Report) -> Table:
+    """Hit@1 and Hit@5 by discipline: the shape of the paper's Table III.
+
+    A column is a scorer over all models where several were run, and each judge.
+    """
+    columns = discipline_columns(report)
+    width = len(columns)
+    table = Table(
+        "disciplines",
+        "Hit@1 and Hit@5 by discipline; the highest of a row in bold.",
+        ["Discipline", "Papers", *(f"{m} {n}" for m in ("Hit@1", "Hit@5") for n, _ in columns)],
+        interval=False,
+        bold=[range(2, 2 + width), range(2 + width, 2 + 2 * width)],
+        notes=["With few papers a discipline the intervals (in the CSV file) are wide."],
+    )
+    for name, count in report["paper_set"]["disciplines"].items():
+        cells = [
+            fields.get(name, {}).get(metric)
+            for metric in ("hit@1", "hit@5")
+            for _, fields in columns
+        ]
+        if any(cells):
+            table.rows.append(("", [name or "(none given)", count, *cells]))
+    return table
+
+
+def discipline_columns(report: Report) -> list[tuple[str, Mapping[str, Any]]]:
+    """What is shown by discipline: names, and from discipline to metrics."""
+    columns: list[tuple[str, Mapping[str, Any]]] = []
+    for title, systems, pooled in sections(report):
+        if pooled:
+            columns.append((title, pooled["disciplines"]))
+        else:
+            for system in systems:
+                named = system["kind"] in JUDGE_KINDS or len(systems) > 1
+                name = title + (f" ({system['model']})" if named else "")
+                columns.append((name, system.get("disciplines", {})))
+    return [column for column in columns if column[1]]
+
+
+def gold_beats(report: Report) -> Table:
+    """Share of candidates the gold outranks, by their kind: the shape of the paper's Table IV."""
+    kinds = list(
+        dict.fromkeys(kind for system in report["systems"] for kind in system.get("gold_beats", {}))
+    )
+    table = Table(
+        "gold_beats",
+        "How often the gold outranks a candidate, ties counting one half (chance: 50 %).",
+        ["Model", *("all candidates" if kind == "all" else f"{kind} candidates" for kind in kinds)],
+        percent=True,
+    )
+    judged = False
+    for section, systems, _ in sections(report):
+        for system in systems:
+            beats = system.get("gold_beats", {})
+            if beats:
+                table.rows.append((section, [system["model"], *(beats.get(k) for k in kinds)]))
+                judged |= system["kind"] in ("judge", "judge_psc")
+    if judged:
+        table.notes.append(
+            "Judges: over readable replies; what a judge did not rank is tied. The table of judges "
+            "has the other convention as well."
+        )
+    return table
+
+
+def judges(report: Report) -> Table:
+    """What judges answered: readable replies, both conventions of the win rate."""
+    table = Table(
+        "judges",
+        "Prompted judges. half: what was not ranked is tied; terminal: a gold that was not ranked "
+        "beats nobody, as the published study counts.",
+        [
+            *("Model", "Papers", "Readable replies", "Hit@1", "Hit@1 of readable", "Hit@5"),
+            *("Win rate, half", "Win rate, terminal", "Win rate, half, of readable"),
+            *("Win rate, terminal, of readable", "Both orders right", "Contradicts itself"),
+            "Both orders wrong",
+        ],
+        percent=True,
+    )
+    for section, systems, _ in sections(report):
+        for system in systems:
+            if system["kind"] not in JUDGE_KINDS:
+                continue
+            own, valid = system["metrics"], system.get("metrics_valid", {})
+            cells: list[Value] = [
+                system["model"],
+                system["papers"],
+                {"value": system["parse_rate"]},
+                *(own.get("hit@1"), valid.get("hit@1"), own.get("hit@5")),
+                *(own.get("win_rate"), own.get("win_rate_terminal")),
+                *(valid.get("win_rate"), valid.get("win_rate_terminal")),
+                *(own.get("both_correct"), own.get("contradiction"), own.get("both_wrong")),
+            ]
+            table.rows.append((section, cells))
+    used = [
+        0,
+        *(i for i in range(1, len(table.header)) if any(r[i] is not None for _, r in table.rows)),
+    ]
+    table.header = [table.header[i] for i in used]
+    table.rows = [(section, [row[i] for i in used]) for section, row in table.rows]
+    return table
+
+
+def comparisons(report: Report) -> Table:
+    """Paired differences of Hit@1 between systems, with corrected p values."""
+    names = {s["id"]: f"{s['model']}, {s['paradigm']}" for s in report["systems"]}
+    wins: dict[str, int] = dict.fromkeys(names, 0)
+    for pair in report["comparisons"]:
+        wins[pair["a"]] += pair["difference"] > 0
+    first = max(wins, key=lambda name: wins[name])
+    shown = [
+        pair
+        for pair in report["comparisons"]
+        if first in (pair["a"], pair["b"]) or pair["p_holm"] < SIGNIFICANT
+    ]
+    table = Table(
+        "comparisons",
+        "Paired differences of Hit@1: cluster sign-flip test, p corrected by Holm over all pairs; "
+        "the smallest difference that a study of this size finds in 80 % of cases.",
+        ["Better", "Worse", "Difference", "p", "p (Holm)", "Detectable at 80 % power", "Papers"],
+    )
+    for pair in sorted(shown, key=lambda pair: (pair["p_holm"], pair["p"])):
+        smallest = {"value": pair["mde"]} if "mde" in pair else None
+        cells: list[Value] = [names[pair["a"]], names[pair["b"]], _interval(pair, "difference")]
+        cells += [{"value": pair["p"]}, {"value": pair["p_holm"]}, smallest, pair["papers"]]
+        table.rows.append(("", cells))
+    table.notes.append(
+        f"Shown: the first system against every other, and pairs with p (Holm) below "
+        f"{SIGNIFICANT}; report.json has all {len(report['comparisons'])} pairs."
+    )
+    return table
+
+
+def length(report: Report) -> Table:
+    """What length alone explains."""
+    table = Table(
+        "length",
+        "Length: Hit@1, the same among candidates of 0.75 to 1.33 times the gold's length, "
+        "Spearman's correlation of score and length (positive: short is preferred), and the "
+        "log-odds of being the gold per standard deviation of score, with and without length.",
+        [
+            *("Model", "Hit@1", "Hit@1, matched", "Chance, matched", "Papers matched"),
+            *("Left out", "Correlation", "Score alone", "Score beside length", "Log length"),
+        ],
+    )
+    fits = {row["system"]: row for row in report["audit"]["length"]["conditional_logit"]}
+    for row in report["audit"]["length"]["baselines_bytes"]:
+        if row["metric"] == "hit@1":
+            cells: list[Value] = [f"{row['order']} first (bytes)", _interval(row, "value")]
+            table.rows.append(("Length alone", cells + [None] * 8))
+    for section, systems, _ in sections(report):
+        for system in systems:
+            matched, fit = system.get("matched", {}), fits.get(system["id"], {})
+            if not matched and "length_correlation" not in system:
+                continue
+            cells = [system["model"], system["metrics"].get("hit@1"), matched.get("hit@1")]
+            cells += [{"value": matched["chance"]} if "chance" in matched else None]
+            cells += [matched.get("papers"), matched.get("left_out")]
+            cells += [system.get("length_correlation")]
+            cells += [{"value": fit["score_alone"]} if "score_alone" in fit else None]
+            cells += [_interval(fit, "score", "score"), _interval(fit, "log_length", "log_length")]
+            table.rows.append((section, cells))
+    reasons = sorted({fit["reason"] for fit in fits.values() if fit.get("reason")})
+    table.notes += [f"No coefficients beside length: {reason}." for reason in reasons]
+    return table
+
+
+def energy(report: Report) -> Table:
+    """What raw target-logit energy is made of: NLL and log-partition."""
+    table = Table(
+        "energy",
+        "Raw = NLL − mean log-partition: how much of Raw's ranking within papers each part "
+        "explains (share of covariance; Spearman's correlation with Raw).",
+        ["Model", "Share of NLL", "Share of log-partition", "ρ with NLL", "ρ with log-partition"],
+    )
+    for row in report["audit"]["energy"]["shares"]:
+        keys = ("share_nll", "share_logz", "rank_nll", "rank_logz")
+        table.rows.append((row["task"], [row["model"], *(_interval(row, k, k) for k in keys)]))
+    return table
+
+
+def controls(report: Report) -> Table:
+    """How much of Hit@k needs the context."""
+    shares = report["controls"]["shares"]
+    kinds = list(dict.fromkeys(row["control"] for row in shares))
+    rows = {(row["system"], row["metric"], row["control"]): row for row in shares}
+    titles = [kind.replace("_", " ") for kind in kinds]
+    table = Table(
+        "controls",
+        "What the context is worth: the same candidates under prompts that lack a part of it, and "
+        "what is lost (whole prompt minus control, paired).",
+        [
+            *("Model", "Scorer", "Papers", "Whole prompt"),
+            *(name for title in titles for name in (title, f"lost: {title}")),
+        ],
+    )
+    names = {system["id"]: system for system in report["systems"]}
+    for metric in ("hit@1", "hit@5"):
+        for identifier in dict.fromkeys(row["system"] for row in shares):
+            mine = [rows.get((identifier, metric, kind)) for kind in kinds]
+            known = [row for row in mine if row]
+            if not known:
+                continue
+            system = names[identifier]
+            cells: list[Value] = [system["model"], system["paradigm"]]
+            cells += [min(row["papers"] for row in known), _interval(known[0], "full", "full")]
+            for row in mine:
+                without = {"value": row["without"]} if row else None
+                cells += [without, _interval(row or {}, "difference", "difference")]
+            table.rows.append((_TITLES[metric], cells))
+    table.notes += [
+        f"No PMI of {entry['model']}: {entry['why']}."
+        for entry in report["controls"]["pmi_absent"]
+        if shares
+    ]
+    return table
+
+
+def sections(report: Report) -> Iterable[tuple[str, list[Report], Report | None]]:
+    """The systems that are no controls by task and scorer, with the row pooled over models."""
+    pooled = {(row["task"], row["scorer"]): row for row in report["pooled"]}
+    groups: dict[tuple[str, str], list[Report]] = {}
+    for system in report["systems"]:
+        if not system.get("control"):
+            groups.setdefault((system["task"], system["scorer"]), []).append(system)
+    names = Counter(systems[0]["paradigm"] for systems in groups.values())
+    for (task, scorer), systems in groups.items():
+        title = systems[0]["paradigm"]
+        if names[title] > 1:
+            title += f" ({task})"
+        yield title, systems, pooled.get((task, scorer))
+
+
+def _interval(row: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, float] | None:
+    if key not in row:
+        return None
+    ends = {
+        end: row[name] for end in ("low", "high") if (name := f"{prefix}_{end}".lstrip("_")) in row
+    }
+    return {"value": row[key], **ends, "degenerate": bool(row.get("degenerate"))}
+
+
+def _chance(report: Report) -> str:
+    size = report["paper_set"]["candidates"]
+    hits = [f"Hit@{k} {min(k, size) / size:.4f}" for k in (1, 2, 3, 5)]
+    return ", ".join([*hits, f"MRR {sum(1 / r for r in range(1, size + 1)) / size:.4f}"])
+
+
+def _papers(count: int) -> str:
+    return f"{count:,} paper" + ("" if count == 1 else "s")
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def _number(cell: Mapping[str, float], percent: bool, interval: bool) -> str:
+    def shown(number: float) -> str:
+        text = f"{100 * number:.1f}" if percent else f"{number:.3f}"
+        return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+    text = shown(cell["value"]) + (" %" if percent else "")
+    if interval and cell.get("degenerate"):
+        text += f" {NO_WIDTH}"
+    elif interval and "low" in cell and "high" in cell:
+        ends = [shown(cell[end]) for end in ("low", "high")]
+        text += f" [{ends[0]}, {ends[1]}]"
+    return text
+
+
+def _shown(
+    table: Table, row: Sequence[Value], escape: Callable[[str], str], bold: Callable[[str], str]
+) -> list[str]:
+    """A row's cells as text; nothing is a dash, never a number."""
+    cells = []
+    for cell in row:
+        if cell is None or cell == "":
+            cells.append("–")
+        elif isinstance(cell, Mapping):
+            cells.append(escape(_number(cell, table.percent, table.interval)))
+        else:
+            cells.append(escape(f"{cell:,}" if isinstance(cell, int) else cell))
+    for columns in table.bold:
+        values = {i: cell["value"] for i in columns if isinstance(cell := row[i], Mapping)}
+        for i, value in values.items():
+            if value == max(values.values()) > min(values.values()):
+                cells[i] = bold(cells[i])
+    return cells
+
+
+def markdown(made: Sequence[Table]) -> str:
+    """All tables as one Markdown text."""
+
+    def escape(text: str) -> str:
+        # Names come from models and data: no table bar, no markup, no line break.
+        text = html.escape(" ".join(text.split()), quote=False)
+        for character in ("\\", "`", "*", "_", "|", "$", "~"):
+            text = text.replace(character, f"\\{character}")
+        return text.replace("](", "]\\(")
+
+    parts = []
+    for table in made:
+        lines = [f"## {_HEADINGS[table.name]}", "", escape(table.caption), ""]
+        lines.append("| " + " | ".join(escape(title) for title in table.header) + " |")
+        lines.append(
+            "|" + "|".join("---" if i == 0 else "--:" for i in range(len(table.header))) + "|"
+        )
+        section = ""
+        for title, row in table.rows:
+            if title != section:
+                section = title
+                lines.append(f"| **{escape(title)}** |" + " |" * (len(table.header) - 1))
+            shown = _shown(table, row, escape, lambda text: f"**{text}**")
+            lines.append("| " + " | ".join(shown) + " |")
+        lines += ["", *(line for note in table.notes for line in (escape(note), ""))]
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+_HEADINGS = {
+    "overall": "Overall",
+    "disciplines": "By discipline",
+    "gold_beats": "Gold against each candidate",
+    "judges": "Judges",
+    "comparisons": "Comparisons",
+    "length": "Length",
+    "energy": "What Raw is made of",
+    "controls": "Controls",
+}
+
+
+def to_csv(table: Table) -> str:
+    """A table as CSV (RFC 4180 but for the line ends): numbers in full, limits in columns."""
+    limits = [
+        any(isinstance(row[i], Mapping) and "low" in row[i] for _, row in table.rows)  # type: ignore[operator]
+        for i in range(len(table.header))
+    ]
+    head = ["Section"]
+    for title, has in zip(table.header, limits, strict=True):
+        head += [title, f"{title} low", f"{title} high"] if has else [title]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for section, row in table.rows:
+        line: list[str] = [section]
+        for cell, has in zip(row, limits, strict=True):
+            if isinstance(cell, Mapping):
+                ends = ("value", "low", "high") if has else ("value",)
+                line += [repr(cell[end]) if end in cell else "" for end in ends]
+            else:
+                line += ["" if cell is None else str(cell), *(["", ""] if has else [])]
+        writer.writerow(line)
+    return text.getvalue()
+
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "−": "$-$",
+    "–": "--",
+    "ρ": r"$\rho$",
+    "¦": r"\textbar{}",
+}
+
+
+def latex(table: Table) -> str:
+    """A table as a LaTeX float; the document needs the package booktabs."""
+
+    def escape(text: str) -> str:
+        return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+    width = len(table.header)
+    lines = [
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{escape(table.caption)}}}",
+        rf"\label{{tab:hyprank-{table.name.replace('_', '-')}}}",
+        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
+        r"\toprule",
+        " & ".join(escape(title) for title in table.header) + r" \\",
+        r"\midrule",
+    ]
+    section = ""
+    for title, row in table.rows:
+        if title != section:
+            if section:
+                lines.append(r"\midrule")
+            section = title
+            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape(title)}}}}} \\")
+        shown = _shown(table, row, escape, lambda text: rf"\textbf{{{text}}}")
+        # A bracket behind a line end would be taken for its argument.
+        lines.append(" & ".join("--" if text == "–" else text for text in shown) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""Writes a report's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm_eval_hyprank.report.export import exports
+from lm_eval_hyprank.report.figures import figures, render
+from lm_eval_hyprank.report.page import write_page
+from lm_eval_hyprank.report.runs import ReportError
+from lm_eval_hyprank.report.tables import latex, markdown, tables, to_csv
+
+FOLDERS = ("tables", "figures", "export")
+"""What a report folder has beside its files; made anew each time."""
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folder, before anything takes its time.
+
+    Raises:
+        ReportError: It cannot be made, or holds files that are no report.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = any(folder.iterdir()) and not (folder / "report.json").is_file()
+    except OSError as error:
+        raise ReportError(f"{folder}: {error.strerror}; choose another -o") from None
+    if others:
+        raise ReportError(f"{folder} holds files that are no report; choose an empty folder for -o")
+
+
+def write_report(report: Mapping[str, Any], folder: Path) -> None:
+    """Writes `report.json`, `report.md`, `index.html`, tables, figures and exports.
+
+    The same report gives the same bytes. A report that the folder holds is replaced.
+
+    Args:
+        report: The report.
+        folder: A folder that `prepare` has let pass.
+    """
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    _write(folder / "report.json", json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n")
+    made = tables(report)
+    for table in made:
+        _write(folder / "tables" / f"{table.name}.csv", to_csv(table))
+        _write(folder / "tables" / f"{table.name}.tex", latex(table))
+    drawn = figures(report)
+    pictures: dict[str, str] = {}
+    for name, (title, figure) in drawn.items():
+        svg = render(figure, "svg")
+        pictures[title] = svg.decode("utf-8")
+        _write(folder / "figures" / f"{name}.svg", pictures[title])
+        (folder / "figures" / f"{name}.png").write_bytes(render(figure, "png"))
+    images = [f"![{title}](figures/{name}.svg)\n" for name, (title, _) in drawn.items()]
+    text = "\n".join(["# Hypothesis ranking\n", markdown(made), "## Figures\n", *images])
+    _write(folder / "report.md", text)
+    for name, text in exports(report).items():
+        _write(folder / "export" / name, text)
+    write_page(report, folder / "index.html", pictures)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A file name in the report may hold what UTF-8 cannot; line ends are the same everywhere.
+    path.write_bytes(text.encode("utf-8", errors="backslashreplace"))

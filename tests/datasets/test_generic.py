@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_hyprank.datasets import generic
+from lm_eval_hyprank.datasets.researchbench import FEATURES, shuffled
+from lm_eval_hyprank.datasets.validation import DatasetError
+
+Values = list[dict[str, Any]]
+Load = Callable[..., list[dict[str, Any]]]
+
+PROMPT = "Q: {{ q }}\nA:"
+WIDE = {"prompt": PROMPT, "gold": "good", "negatives": "bad"}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Writes rows as JSONL, or as CSV with ``csv=True``, and loads them."""
+
+    def loaded(values: Values, **arguments: Any) -> list[dict[str, Any]]:
+        if arguments.pop("csv", False):
+            path = tmp_path / "data.csv"
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, values[0])
+                writer.writeheader()
+                writer.writerows(values)
+        else:
+            path = tmp_path / "data.jsonl"
+            path.write_text("".join(json.dumps(v) + "\n" for v in values), encoding="utf-8")
+        return list(generic.load(str(path), **arguments)["test"])
+
+    return loaded
+
+
+def labelled(document: dict[str, Any]) -> dict[str, str]:
+    return dict(zip(document["candidate_ids"], document["candidates"], strict=True))
+
+
+ROW = {"q": "Why?", "good": "So.", "bad": ["No.", "Never."]}
+EXPECTED = {"gold": "So.", "negative_1": "No.", "negative_2": "Never."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments"),
+    [
+        ([ROW], WIDE),
+        ([{**ROW, "bad": "No.", "b2": "Never."}], {**WIDE, "negatives": ["bad", "b2"]}),
+        ([{**ROW, "all": ["So.", "No.", "Never."]}], {"candidates": "all", "gold": "good"}),
+        (
+            [{**ROW, "all": ["So.", "No.", "Never."], "i": 0}],
+            {"candidates": "all", "gold_index": "i"},
+        ),
+        (
+            [
+                {"q": "Why?", "n": 1, "text": text, "right": right}
+                for text, right in (("So.", True), ("No.", False), ("Never.", 0))
+            ],
+            {"id": "n", "candidate": "text", "label": "right"},
+        ),
+    ],
+)
+def test_every_way_to_say_it_gives_the_same_document(
+    rows: Values, arguments: dict[str, Any], load: Load
+) -> None:
+    (document,) = load(rows, **({"prompt": PROMPT} | arguments))
+    assert document.keys() == FEATURES.keys()
+    assert document["context"] == "Q: Why?\nA:"
+    assert document["separator"] == " "
+    assert labelled(document) == EXPECTED
+    assert document["candidates"][document["gold"]] == "So."
+    assert document["paper_id"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments"),
+    [
+        (
+            {"q": "Why?", "good": "So.", "b1": "No.", "b2": "Never.", "b3": ""},
+            {"gold": "good", "negatives": ["b1", "b2", "b3"]},
+        ),
+        (
+            {"q": "Why?", "good": "So.", "bad": '["No.", "Never."]'},
+            {"gold": "good", "negatives": "bad"},
+        ),
+        (
+            {"q": "Why?", "all": '["So.", "No.", "Never."]', "i": "0"},
+            {"candidates": "all", "gold_index": "i"},
+        ),
+    ],
+)
+def test_csv_cells_hold_lists_as_json_and_may_be_empty(
+    row: dict[str, Any], arguments: dict[str, Any], load: Load
+) -> None:
+    (document,) = load([row], csv=True, prompt=PROMPT, **arguments)
+    assert labelled(document) == EXPECTED
+
+
+def test_several_golds_make_gold_a_list_for_all_items(load: Load) -> None:
+    rows = [ROW, {"q": "How?", "good": ["So.", "Thus."], "bad": ["No."]}]
+    one, two = load(rows, **WIDE)
+    assert [one["candidates"][index] for index in one["gold"]] == ["So."]
+    assert {two["candidates"][index] for index in two["gold"]} == {"So.", "Thus."}
+    assert labelled(two) == {"gold_1": "So.", "gold_2": "Thus.", "negative_1": "No."}
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=5), st.data())
+def test_any_number_of_candidates_is_shuffled_by_the_id_alone(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    import tempfile
+
+    rows = []
+    for number, size in enumerate(sizes):
+        texts = [f"text {number}.{index}" for index in range(size)]
+        rows.append({"k": f"id {number}", "c": texts, "g": data.draw(st.integers(0, size - 1))})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.jsonl")
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        found = generic.load(str(path), "{{ k }}", id="k", candidates="c", gold_index="g")["test"]
+    for row, document in zip(rows, found, strict=True):
+        assert document["candidates"] == [row["c"][i] for i in shuffled(row["k"], len(row["c"]))]
+        assert document["candidates"][document["gold"]] == row["c"][row["g"]]
+
+
+def test_a_thousand_candidates_and_two_go_together(load: Load) -> None:
+    rows = [{**ROW, "bad": [f"No {n}." for n in range(999)]}, {**ROW, "bad": ["No."]}]
+    assert [len(document["candidates"]) for document in load(rows, **WIDE)] == [1000, 2]
+
+
+def test_rows_of_an_item_need_not_stand_together(load: Load) -> None:
+    rows = [
+        {"n": item, "q": f"Q{item}?", "t": f"{item}{text}", "ok": text == "a", "note": text + item}
+        for text in "abc"
+        for item in "xy"
+    ]
+    found = load(rows, csv=True, prompt=PROMPT, id="n", candidate="t", label="ok")
+    assert [document["paper_id"] for document in found] == ["x", "y"]
+    assert labelled(found[1]) == {"gold": "ya", "negative_1": "yb", "negative_2": "yc"}
+
+
+def test_groups_are_kept_and_may_be_taken_alone(load: Load) -> None:
+    rows = [{**ROW, "year": year} for year in (2001, 2002, 2001)]
+    assert [d["discipline"] for d in load(rows, **WIDE, group="year")] == ["2001", "2002", "2001"]
+    assert [d["paper_id"] for d in load(rows, **WIDE, group="year", only=2001)] == ["1", "3"]
+    with pytest.raises(DatasetError, match="no item of group '1999'; present: 2001, 2002"):
+        load(rows, **WIDE, group="year", only="1999")
+
+
+# --- the prompt -----------------------------------------------------------------------------
+
+HOSTILE = "{{ 7*7 }} {% for x in y %} {# gone #} {q} ${q} %s _x000D_\r\n end"
+
+
+def test_what_the_data_holds_is_never_a_template(load: Load) -> None:
+    row = {"q": HOSTILE, "my col": HOSTILE, "good": HOSTILE + "!", "bad": ["{{ q }}"]}
+    prompt = '{{ q }}|{{ row["my col"] }}|{{ q | upper }}:'
+    (document,) = load([row], **(WIDE | {"prompt": prompt}))
+    text = "{{ 7*7 }} {% for x in y %} {# gone #} {q} ${q} %s \n end"
+    assert document["context"] == f"{text}|{text}|{text.upper()}:"
+    assert labelled(document) == {"gold": text + "!", "negative_1": "{{ q }}"}
+
+
+def test_a_prompt_may_loop_and_ask(load: Load) -> None:
+    rows = [{**ROW, "turns": ["A\r\nB", "C"], "hint": hint} for hint in (None, "", "look")]
+    prompt = (
+        "{% for turn in turns %}- {{ turn }}\n{% endfor %}{% if hint %}({{ hint }}){% endif %}:"
+    )
+    found = load(rows, **(WIDE | {"prompt": prompt}))
+    plain = "- A\nB\n- C\n"
+    assert [d["context"] for d in found] == [f"{plain}:", f"{plain}:", f"{plain}(look):"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("Q: {{ question }}", "{{ question }}, which is no column; the columns are: q, good, bad"),
+        (
+            "Q: {q} {{ good }}",
+            "prompt has {q}; a column is written in two pairs of braces: {{ q }}",
+        ),
+        ("{{ q", "prompt: line 1"),
+        (None, "prompt is None, not text"),
+        ("{{ q.__class__.__mro__ }}", "cannot be filled in"),
+        ("{{ q.nothing }}", "cannot be filled in"),
+    ],
+)
+def test_a_faulty_prompt_is_an_error(prompt: Any, message: str, load: Load) -> None:
+    with pytest.raises(DatasetError) as error:
+        load([ROW], **(WIDE | {"prompt": prompt}))
+    assert message in str(error.value)
+
+
+def test_a_prompt_without_columns_is_allowed_and_said(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    (document,) = load([ROW], **(WIDE | {"prompt": "A:"}))
+    assert document["context"] == "A:"
+    assert "the prompt names no column" in caplog.text
+
+
+# --- faults ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"good": "  "}, "data.jsonl:2 2 good: is empty. Fill it in, or take the item out"),
+        ({"good": None}, "data.jsonl:2 2 good: is empty. Fill it in"),
+        ({"good": 5}, "data.jsonl:2 2 good: is 5, not text. Write it as text"),
+        ({"bad": ["No.", ""]}, "data.jsonl:2 2 bad[1]: is empty. Fill it in"),
+        ({"bad": ["No.", 3]}, "data.jsonl:2 2 bad[1]: is 3, not text"),
+        ({"bad": ["a b", "a\n b"]}, "data.jsonl:2 2 bad[1]: is the same text as bad[0] (white"),
+        ({"bad": [" So."]}, "data.jsonl:2 2 bad[0]: is the same text as good (whitespace aside)"),
+        ({"bad": []}, "data.jsonl:2 2: the item has 1 candidate(s). Give it at least two"),
+        ({"bad": None}, "data.jsonl:2 2: the item has 1 candidate(s). Give it at least two"),
+        (
+            {"q": ""},
+            "data.jsonl:2 2 q: is empty, and the prompt needs it. Fill it in, or write {% ",
+        ),
+        ({"bad": ["\0"]}, "data.jsonl:2 2 bad[0]: holds a NUL character. Remove"),
+    ],
+)
+def test_a_fault_names_file_row_field_and_remedy(
+    changes: dict[str, Any], finding: str, load: Load
+) -> None:
+    with pytest.raises(DatasetError) as error:
+        load([ROW, ROW | changes], **WIDE)
+    first, second, last = str(error.value).split("\n")
+    assert first.endswith("data.jsonl cannot be used: 1 problem(s) found.")
+    assert second.strip().startswith(finding)
+    assert last == """`--metadata '{"skip_invalid": true}'` leaves the named items out."""
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "finding"),
+    [
+        ({"c": ["a", "b"], "g": "x"}, {"candidates": "c", "gold": "g"}, "g: is none of the cand"),
+        ({"c": ["a", "b"], "g": ""}, {"candidates": "c", "gold": "g"}, "g: is empty. Fill"),
+        (
+            {"c": ["a", "b"], "g": ["a", "b"]},
+            {"candidates": "c", "gold": "g"},
+            "every candidate is",
+        ),
+        (
+            {"c": ["a", "b"], "g": 2},
+            {"candidates": "c", "gold_index": "g"},
+            "g: is 2, and the item",
+        ),
+        ({"c": ["a", "b"], "g": -1}, {"candidates": "c", "gold_index": "g"}, "g: is -1, and the"),
+        ({"c": ["a", "b"], "g": True}, {"candidates": "c", "gold_index": "g"}, "g: is True, no wh"),
+        ({"c": ["a", "b"], "g": None}, {"candidates": "c", "gold_index": "g"}, "g: is None, no wh"),
+        ({"c": ["a", "b"], "g": [1]}, {"candidates": "c", "relevance": "g"}, "g: holds 1 numbers"),
+        (
+            {"c": ["a", "b"], "g": [1, "x"]},
+            {"candidates": "c", "relevance": "g"},
+            "g[1]: is 'x', no",
+        ),
+        ({"c": ["a", "b"], "g": [1, -1]}, {"candidates": "c", "relevance": "g"}, "g[1]: is -1, no"),
+        (
+            {"c": ["a", "b"], "g": [1, None]},
+            {"candidates": "c", "relevance": "g"},
+            "no expert judges",
+        ),
+        (
+            {"c": ["a", "b"], "g": [1, 0]},
+            {"candidates": "c", "experts": "g"},
+            "g[1]: is 0, no rank",
+        ),
+        ({"c": "a", "g": 1}, {"id": "c", "candidate": "c", "label": "g"}, "the item has 1 cand"),
+        (
+            {"c": "a", "g": "maybe"},
+            {"id": "c", "candidate": "c", "label": "g"},
+            "g: is 'maybe' in row 1",
+        ),
+        (
+            {"c": "", "g": 1, "k": "i"},
+            {"id": "k", "candidate": "c", "label": "g"},
+            "c (row 1): is empty",
+        ),
+        ({"c": "a", "g": 1, "k": ""}, {"id": "k", "candidate": "c", "label": "g"}, "k: is empty"),
+    ],
+)
+def test_each_shape_has_its_faults(
+    row: dict[str, Any], arguments: dict[str, Any], finding: str, load: Load
+) -> None:
+    with pytest.raises(DatasetError) as error:
+        load([row], prompt="A:", **arguments)
+    assert finding in str(error.value)
+
+
+def test_rows_of_an_item_must_agree_where_the_prompt_looks(load: Load) -> None:
+    rows = [{"n": "x", "q": q, "t": q, "ok": q == "a"} for q in "ab"]
+    with pytest.raises(DatasetError, match=r"data.jsonl:1 x q: differs between rows 1 and 2"):
+        load(rows, prompt=PROMPT, id="n", candidate="t", label="ok")
+
+
+def test_a_repeated_id_is_a_fault(load: Load) -> None:
+    rows = [{**ROW, "k": key} for key in ("a", "b", "a")]
+    with pytest.raises(DatasetError, match=r"data.jsonl:3 a k: stands in row 1 already. Keep one"):
+        load(rows, **WIDE, id="k")
+
+
+def test_faulty_items_may_be_skipped_by_name(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [ROW, {**ROW, "good": ""}, ROW]
+    found = load(rows, **WIDE, skip_invalid="true")
+    assert [document["paper_id"] for document in found] == ["1", "3"]
+    assert "2 items are used, left out are rows 2" in caplog.text
+    with pytest.raises(DatasetError, match="1 problem"):
+        load(rows[1:2], **WIDE, skip_invalid=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Say where the candidates are by one of: .* Given: none of them."),
+        ({"gold": "good"}, "Given: gold."),
+        ({"candidate": "q", "label": "good"}, "Given: candidate \\+ label."),
+        (
+            {"gold": "good", "negatives": "bad", "label": "q"},
+            "Given: gold \\+ label \\+ negatives.",
+        ),
+        ({"gold": "god", "negatives": "bad"}, "gold is 'god', which is no column .*: q, good, bad"),
+        ({"gold": "good", "negatives": 3}, "negatives is 3; give the name of a column, or a list"),
+        ({**WIDE, "group": "x"}, "group is 'x', which is no column"),
+        ({**WIDE, "separator": None}, "separator is None, not text"),
+    ],
+)
+def test_arguments_that_say_nothing_clear_are_refused(
+    arguments: dict[str, Any], message: str, load: Load
+) -> None:
+    with pytest.raises(DatasetError, match=message):
+        load([ROW], **({"prompt": PROMPT} | arguments))
+
+
+# --- experts --------------------------------------------------------------------------------
+
+
+def test_ranks_of_experts_enter_negated_with_what_is_missing(load: Load) -> None:
+    rows = [
+        {"n": "x", "t": text, "anna": anna, "bert": bert}
+        for text, anna, bert in (("a", "2", ""), ("b", "1", "1"), ("c", "2", "2.5"))
+    ]
+    (document,) = load(rows, csv=True, prompt="A:", id="n", candidate="t", experts=["anna", "bert"])
+    assert "gold" not in document
+    order = [document["candidates"].index(text) for text in "abc"]
+    anna, bert = document["judgements"]
+    assert [anna[index] for index in order] == [-2, -1, -2]
+    assert [bert[index] for index in order] == [None, -1, -2.5]
+    assert [document["candidates"][index] for index in document["best"]] == ["b"]
+    assert set(labelled(document)) == {"candidate_1", "candidate_2", "candidate_3"}
+
+
+def test_graded_relevance_is_one_judgement(load: Load) -> None:
+    (document,) = load(
+        [{"c": ["a", "b", "c"], "r": [0, 2, 2]}], prompt="A:", candidates="c", relevance="r"
+    )
+    (judged,) = document["judgements"]
+    assert dict(zip(document["candidates"], judged, strict=True)) == {"a": 0, "b": 2, "c": 2}
+    assert {document["candidates"][index] for index in document["best"]} == {"b", "c"}

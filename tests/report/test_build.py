@@ -1,0 +1,250 @@
+"""The report's content, and its published schema."""
+
+import copy
+import json
+from importlib.resources import files
+
+import jsonschema
+import pandas as pd
+import pytest
+from scipy.stats import rankdata
+
+from lm_eval_hyprank.report.build import build_report
+from lm_eval_hyprank.report.intervals import Settings
+from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
+from tests.report.conftest import SCORERS, with_sums
+from tests.report.run_folder import IDS, TASK, documents, write_energy, write_judge, write_psc
+
+
+@pytest.fixture(scope="module")
+def validator():
+    text = files("lm_eval_hyprank.report").joinpath("report.schema.json").read_text("utf-8")
+    schema = json.loads(text)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def system(report, name):
+    (found,) = [one for one in report["systems"] if one["id"] == name]
+    return found
+
+
+def test_the_report_follows_its_schema(report, validator):
+    validator.validate(json.loads(json.dumps(report, allow_nan=False)))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda report: report.pop("systems"),
+        lambda report: report.update(extra=1),
+        lambda report: report["systems"][0].update(kind="oracle"),
+        lambda report: report["systems"][0]["metrics"]["hit@1"].pop("value"),
+        lambda report: report["systems"][0]["metrics"].update(mrr=0.5),
+        lambda report: report["comparisons"][0].update(p=1.5),
+        lambda report: report["papers"][0]["candidates"][0].update(scores={"a": "1.0"}),
+    ],
+)
+def test_the_schema_refuses_other_shapes(report, validator, spoil):
+    spoilt = copy.deepcopy(report)
+    spoil(spoilt)
+    assert not validator.is_valid(spoilt)
+
+
+def test_values_equal_what_lm_eval_wrote(report, runs_folder):
+    (file,) = runs_folder.glob("acme__Lark-3B/results_*.json")
+    written = json.loads(file.read_text(encoding="utf-8"))["results"][TASK]
+    for scorer in ("nll", "raw"):
+        metrics = system(report, f"Lark-3B|{TASK}|{scorer}")["metrics"]
+        for metric in ("hit@1", "hit@2", "hit@3", "hit@5", "mrr", "win_rate"):
+            assert metrics[metric]["value"] == pytest.approx(written[f"{metric},{scorer}"])
+
+
+def test_a_judges_values_equal_what_lm_eval_wrote(report, runs_folder):
+    (file,) = runs_folder.glob("gpt-x/results_*.json")
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    for task in ("researchbench_judge", "researchbench_judge_psc"):
+        written = results[task]
+        judge = system(report, f"gpt-x|{task}|judge")
+        for metric, theirs in (
+            *((f"hit@{k}", f"hit@{k}") for k in (1, 2, 3, 5)),
+            ("win_rate", "win_rate_half"),
+            ("win_rate_terminal", "win_rate_terminal"),
+        ):
+            assert judge["metrics"][metric]["value"] == pytest.approx(written[f"{theirs},judge"])
+            assert judge["metrics_valid"][metric]["value"] == pytest.approx(
+                written[f"{theirs}_valid,judge"]
+            )
+        assert judge["parse_rate"] == pytest.approx(written["parse_rate,judge"])
+        assert "mrr" not in judge["metrics"]
+        assert "rank_histogram" not in judge
+        assert judge["invalid_reasons"] == {"refusal": 1}
+    pairwise = system(report, "gpt-x|researchbench_pairwise|judge")
+    written = results["researchbench_pairwise"]
+    for metric in ("accuracy", "both_correct", "contradiction", "both_wrong"):
+        assert pairwise["metrics"][metric]["value"] == pytest.approx(written[f"{metric},judge"])
+    assert pairwise["invalid"] == 8  # one negative without verdicts: no rank of the gold
+    assert "hit@1" not in pairwise["metrics"]
+    assert pairwise["parse_rate"] == pytest.approx(28 / 30)
+
+
+def test_a_judge_without_a_readable_reply_has_no_hits(tmp_path):
+    write_judge(tmp_path, lambda doc: None)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    judge = made["systems"][0]
+    assert judge["metrics"]["hit@5"]["value"] == 0
+    assert "metrics_valid" not in judge
+    assert judge["parse_rate"] == 0
+
+
+def test_a_gold_that_orders_leave_tied_but_ranked_keeps_its_win_rate(tmp_path):
+    lists = [["gold", *IDS[1:5]], ["fake_1", "gold", *IDS[2:5]]]
+    write_psc(tmp_path, lambda doc, order: lists[order], orders=2)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    judge = made["systems"][0]["metrics"]
+    # Nine points each: the gold and fake_1 are tied at the top of sixteen.
+    assert judge["hit@1"]["value"] == 0.5
+    assert judge["win_rate"]["value"] == judge["win_rate_terminal"]["value"] == 14.5 / 15
+
+
+def test_invalid_papers_are_counted_and_without_rank(report):
+    paper = documents()[1]["paper_id"]
+    one = system(report, f"Lark-3B|{TASK}|nll")
+    assert (one["papers"], one["invalid"]) == (7, 1)
+    (entry,) = [each for each in report["papers"] if each["paper_id"] == paper]
+    for candidate in entry["candidates"]:
+        assert one["id"] not in candidate["ranks"]
+        assert one["id"] not in candidate["scores"]
+        assert f"Lark-1B|{TASK}|nll" in candidate["ranks"]
+
+
+def test_ranks_are_mean_ranks_of_the_scores(report, runs_folder):
+    scores = read_runs([runs_folder]).scores
+    identifier = f"Lark-1B|{TASK}|raw"
+    for entry in report["papers"]:
+        mine = scores[(scores["system"] == identifier) & (scores["paper_id"] == entry["paper_id"])]
+        expected = dict(zip(mine["candidate_id"], rankdata(mine["score"]), strict=True))
+        assert {c["id"]: c["ranks"][identifier] for c in entry["candidates"]} == expected
+
+
+def test_unranked_candidates_of_a_judge_share_a_rank(report):
+    name = "gpt-x|researchbench_judge|judge"
+    ranks = sorted(c["ranks"][name] for c in report["papers"][0]["candidates"])
+    assert ranks == [1, 2, 3, 4, 5, *[11] * 11]
+
+
+def test_papers_of_one_doi_are_one_cluster(report):
+    assert report["paper_set"]["papers"] == 8
+    assert report["paper_set"]["dois"] == 7
+
+
+def test_pooled_rows_take_scorers_of_several_models(report):
+    assert [(row["scorer"], row["models"]) for row in report["pooled"]] == [("nll", 2), ("raw", 2)]
+    values = [system(report, f"Lark-{m}|{TASK}|nll") for m in ("1B", "3B")]
+    total = sum(one["metrics"]["hit@5"]["value"] * one["papers"] for one in values)
+    pooled = report["pooled"][0]["metrics"]["hit@5"]["value"]
+    assert pooled == pytest.approx(total / sum(one["papers"] for one in values))
+
+
+def test_controls_are_systems_of_their_own_and_not_compared(report):
+    control = system(report, f"Lark-1B|{TASK}_nocontext|nll")
+    assert (control["control"], control["control_of"]) == ("no_context", TASK)
+    assert "tier" not in control
+    compared = {pair[side] for pair in report["comparisons"] for side in "ab"}
+    assert compared == {
+        one["id"] for one in report["systems"] if "control" not in one and one["kind"] != "pairwise"
+    }
+    assert all("tier" in system(report, name) for name in compared)
+
+
+def test_length_is_in_tokens_where_known_and_else_in_bytes(report):
+    assert system(report, f"Lark-1B|{TASK}|nll")["matched"]["length"] == "tokens"
+    shortest = system(report, f"{NO_MODEL}|{TASK}|shortest")
+    assert shortest["matched"]["length"] == "bytes"
+    assert shortest["length_correlation"]["value"] == pytest.approx(1.0)
+
+
+def test_the_best_of_many_is_named_with_its_correction(report):
+    best = report["best"]
+    hits = {
+        one["id"]: one["metrics"]["hit@1"]["value"]
+        for one in report["systems"]
+        if one["id"] in {pair[side] for pair in report["comparisons"] for side in "ab"}
+    }
+    assert best["naive"]["value"] == hits[best["system"]] == max(hits.values())
+    assert best["corrected"]["value"] <= best["naive"]["value"] + 1e-9
+    assert sum(best["chosen"].values()) == pytest.approx(1.0)
+
+
+def test_an_interval_without_width_says_so(tmp_path):
+    perfect = {"nll": 0.0, "raw": 0.0, "shortest": 0.0}
+
+    def scores(doc):
+        return {k: [-1.0 if i == doc["gold"] else 0.0 for i in range(16)] for k in perfect}
+
+    write_energy(tmp_path, scores=scores)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    assert made["systems"][0]["metrics"]["hit@1"] == {
+        **{"value": 1.0, "low": 1.0, "high": 1.0},
+        "degenerate": True,
+    }
+
+
+def test_one_paper_has_values_without_intervals(tmp_path):
+    write_energy(tmp_path, docs=documents(1))
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    assert all("low" not in cell for cell in made["systems"][0]["metrics"].values())
+    assert "best" not in made
+    json.dumps(made, allow_nan=False)
+
+
+def test_every_paper_invalid_leaves_the_metrics_out(tmp_path):
+    write_energy(tmp_path, scores=lambda doc: {k: [float("nan")] * 16 for k in SCORERS})
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    assert "metrics" not in made["systems"][0]
+    assert made["systems"][0]["invalid"] == 8
+    json.dumps(made, allow_nan=False)
+
+
+def test_without_text_no_word_of_the_data_is_left(runs_folder, validator):
+    made = build_report(read_runs([runs_folder]), Settings(resamples=50), text=False)
+    validator.validate(made)
+    text = json.dumps(made)
+    for doc in documents():
+        for word in (doc["title"], "Survey", "holds"):
+            assert word not in text
+    with_text = build_report(read_runs([runs_folder]), Settings(resamples=50))
+    paper = with_text["papers"][0]
+    assert paper["title"] == documents()[0]["title"]
+    assert paper["context"] == documents()[0]["context"]
+    assert {c["id"]: c["text"] for c in paper["candidates"]} == dict(
+        zip(documents()[0]["candidate_ids"], documents()[0]["candidates"], strict=True)
+    )
+
+
+def test_candidates_of_any_number_are_counted(tmp_path):
+    docs = documents(4)
+    last = docs[3]
+    keep = [i for i, name in enumerate(last["candidate_ids"]) if name in IDS[:5]]
+    last["candidates"] = [last["candidates"][i] for i in keep]
+    last["candidate_ids"] = [last["candidate_ids"][i] for i in keep]
+    last["gold"] = last["candidate_ids"].index("gold")
+    write_energy(tmp_path, docs=docs)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    assert "candidates" not in made["paper_set"]
+    assert made["paper_set"]["candidates_range"] == [5, 16]
+
+
+def test_superseded_runs_are_named(report):
+    (entry,) = report["files"]["superseded"]
+    assert entry["file"].endswith("results_2025-01-01T00-00-00.json")
+
+
+def test_runs_in_another_order_give_the_same_report(tmp_path, report):
+    """What is in a report depends on the runs, not on the folders' order."""
+    for name, seed in (("b", "acme/Lark-1B"), ("a", "acme/Lark-3B")):
+        write_energy(tmp_path / name, seed, scores=with_sums(seed), scorers=SCORERS)
+    settings = Settings(resamples=50)
+    one = build_report(read_runs([tmp_path / "a", tmp_path / "b"]), settings)
+    other = build_report(read_runs([tmp_path / "b", tmp_path / "a"]), settings)
+    assert pd.Series(one).drop("files").to_dict() == pd.Series(other).drop("files").to_dict()

@@ -1,0 +1,141 @@
+"""Results for the hub and for "Every Eval Ever", against the formats' definitions."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from huggingface_hub import parse_eval_result_entries
+
+from lm_eval_hyprank.report.build import build_report
+from lm_eval_hyprank.report.export import exports
+from lm_eval_hyprank.report.intervals import Settings
+from lm_eval_hyprank.report.runs import read_runs
+from tests.report.run_folder import TASK, documents, write_energy
+
+HERE = Path(__file__).parent
+UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+
+def schema(name):
+    return json.loads((HERE / f"{name}.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def files(report):
+    return exports(report)
+
+
+def entries(files, model):
+    return yaml.safe_load(files[f"hub/{model}/.eval_results/hyprank.yaml"])
+
+
+def records(files):
+    return [json.loads(text) for name, text in files.items() if name.startswith("every_eval_ever")]
+
+
+def test_the_hubs_files_follow_its_format(files):
+    hub = {name: yaml.safe_load(text) for name, text in files.items() if name.startswith("hub/")}
+    assert sorted(hub) == [
+        f"hub/{model}/.eval_results/hyprank.yaml" for model in ("Lark-1B", "Lark-3B", "gpt-x")
+    ]
+    for content in hub.values():
+        jsonschema.validate(content, schema("eval_results"))
+        assert parse_eval_result_entries(content)
+
+
+def test_a_hub_entry_has_value_interval_and_date(files, report):
+    first = entries(files, "Lark-1B")[0]
+    (nll,) = [one for one in report["systems"] if one["id"] == f"Lark-1B|{TASK}|nll"]
+    cell = nll["metrics"]["hit@1"]
+    assert first["dataset"] == {"id": "ankilok/ResearchBench", "task_id": TASK}
+    assert first["value"] == pytest.approx(cell["value"], abs=1e-6)
+    assert f"95 % interval {cell['low']:.4f} to {cell['high']:.4f}" in first["notes"]
+    assert "scorer nll, 8 papers" in first["notes"]
+    assert first["date"].startswith("2026-01-0")
+    assert "1 papers invalid" in entries(files, "Lark-3B")[0]["notes"]
+
+
+def test_records_follow_every_eval_ever(files):
+    found = records(files)
+    assert len(found) == 4  # two models' energies, the judge twice; pairwise has no Hit@1
+    for record in found:
+        jsonschema.validate(record, schema("every_eval_ever"))
+    for name in files:
+        if name.startswith("every_eval_ever"):
+            assert re.fullmatch(rf"every_eval_ever/data/[^/]+/[^/]+/[^/]+/{UUID4}\.json", name)
+
+
+def test_a_record_has_every_metric_with_its_interval(files, report):
+    (record,) = [one for one in records(files) if one["model_info"]["id"] == "acme/Lark-1B"]
+    results = {one["evaluation_result_id"]: one for one in record["evaluation_results"]}
+    (raw,) = [one for one in report["systems"] if one["id"] == f"Lark-1B|{TASK}|raw"]
+    for metric, cell in raw["metrics"].items():
+        details = results[f"{TASK}.raw.{metric}"]["score_details"]
+        assert details["score"] == cell["value"]
+        interval = details["uncertainty"]["confidence_interval"]
+        assert (interval["lower"], interval["upper"]) == (cell["low"], cell["high"])
+        assert details["uncertainty"]["num_bootstrap_samples"] == 200
+    assert results[f"{TASK}.raw.hit@5"]["metric_config"]["metric_parameters"] == {"k": 5}
+    assert record["model_info"]["developer"] == "acme"
+    assert record["model_info"]["inference_engine"]["name"] == "transformers"
+    assert not any("shortest" in name or "nocontext" in name for name in results)
+
+
+def test_a_judges_record_has_its_parse_rate(files):
+    (record,) = [
+        one for one in records(files) if one["evaluation_id"].startswith("researchbench_judge/")
+    ]
+    details = record["evaluation_results"][0]["score_details"]["details"]
+    assert float(details["parse_rate"]) == 7 / 8
+    assert details["invalid"] == "1"
+
+
+def test_no_text_of_the_data_is_exported(files):
+    everything = "".join(files.values())
+    for doc in documents():
+        assert doc["title"] not in everything
+        assert doc["paper_id"] not in everything
+    assert "holds" not in everything
+    assert "Survey" not in everything
+
+
+def test_a_partial_run_is_not_exported(tmp_path):
+    write_energy(tmp_path, total=100)
+    assert exports(build_report(read_runs([tmp_path]), Settings(resamples=20))) == {}
+
+
+@pytest.mark.parametrize("task", [TASK, "hyprank_demo_energy"])
+def test_data_that_are_not_the_hubs_make_no_hub_entry(tmp_path, task):
+    write_energy(tmp_path, task=task, metadata={"dataset_path": "/data"} if task == TASK else {})
+    files = exports(build_report(read_runs([tmp_path]), Settings(resamples=20)))
+    assert not any(name.startswith("hub/") for name in files)
+    (record,) = records(files)
+    assert record["evaluation_results"][0]["source_data"] == {
+        "dataset_name": task,
+        "source_type": "other",
+    }
+
+
+def test_the_revision_of_the_data_is_kept(tmp_path):
+    write_energy(tmp_path, metadata={"dataset_revision": "abc123"})
+    files = exports(build_report(read_runs([tmp_path]), Settings(resamples=20)))
+    assert entries(files, "Lark-1B")[0]["dataset"]["revision"] == "abc123"
+
+
+def test_names_of_files_are_plain_and_stay_different(report):
+    renamed = copy.deepcopy(report)
+    for entry in [*renamed["models"], *renamed["systems"]]:
+        entry["model"] = {"Lark-1B": "org:Lark/1B|<x>", "Lark-3B": "org Lark 1B <x>"}.get(
+            entry["model"], entry["model"]
+        )
+    names = {name.split("/")[1] for name in exports(renamed) if name.startswith("hub/")}
+    assert len(names) == 3
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
+
+
+def test_exports_are_the_same_each_time(report, files):
+    assert exports(report) == files

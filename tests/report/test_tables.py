@@ -1,0 +1,192 @@
+"""Tables in three formats: the same numbers, and nothing that breaks out of its cell."""
+
+import copy
+import csv
+import io
+import re
+
+import pytest
+
+from lm_eval_hyprank.report.tables import Table, latex, markdown, tables, to_csv
+
+HOSTILE = r"a|b`c` <img src=x> [x](http://e.org) $1_2$ 50% & {#^~\ *b*" + "\nnext"
+
+
+@pytest.fixture(scope="module")
+def made(report):
+    return {table.name: table for table in tables(report)}
+
+
+def cells(line):
+    """Cells of a Markdown row, escaped bars inside left alone."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def system(report, name):
+    return next(one for one in report["systems"] if one["id"] == name)
+
+
+def test_every_table_is_there(made):
+    assert list(made) == [
+        *("overall", "disciplines", "gold_beats", "judges", "comparisons", "length", "energy"),
+        "controls",
+    ]
+
+
+def test_the_overall_table_has_the_shape_of_the_papers(made, report):
+    table = made["overall"]
+    assert table.header == ["Model", "Papers", "Tier", "Hit@1", "Hit@2", "Hit@3", "Hit@5", "MRR"]
+    sections = list(dict.fromkeys(section for section, _ in table.rows))
+    assert sections[:2] == ["NLL", "Raw"]
+    nll = [row for section, row in table.rows if section == "NLL"]
+    assert [row[0] for row in nll] == ["Lark-1B", "Lark-3B", "All models"]
+    assert nll[0][3] == system(report, "Lark-1B|researchbench_energy|nll")["metrics"]["hit@1"]
+
+
+def test_numbers_are_shown_with_their_interval(made):
+    line = next(
+        line for line in markdown([made["overall"]]).splitlines() if line.startswith("| Lark-1B")
+    )
+    cell = made["overall"].rows[0][1][3]
+    assert cells(line)[3] == f"{cell['value']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]"
+
+
+def test_a_judge_has_no_mrr_and_both_win_rates(made, report):
+    (row,) = [row for section, row in made["overall"].rows if section == "Judge"]
+    assert row[-1] is None
+    header = made["judges"].header
+    rows = {section: dict(zip(header, row, strict=True)) for section, row in made["judges"].rows}
+    judge = system(report, "gpt-x|researchbench_judge|judge")
+    own = rows["Judge"]
+    assert own["Readable replies"]["value"] == 7 / 8
+    assert own["Win rate, half"] == judge["metrics"]["win_rate"]
+    assert own["Win rate, terminal"] == judge["metrics"]["win_rate_terminal"]
+    assert own["Win rate, half"]["value"] > own["Win rate, terminal"]["value"]
+    assert own["Hit@5 of readable" if "Hit@5 of readable" in own else "Hit@1 of readable"]
+    assert rows["Judge, pairwise"]["Both orders right"]["value"] == 1.0
+    text = markdown([made["overall"]])
+    assert "no MRR" in text
+
+
+def test_what_cannot_be_computed_is_a_dash(made):
+    line = next(
+        line
+        for line in markdown([made["overall"]]).splitlines()
+        if line.startswith("| gpt-x") and cells(line)[3] == "–"
+    )
+    assert cells(line)[3:] == ["–"] * 5  # the pairwise judge with unread verdicts
+    text = to_csv(made["overall"])
+    assert "nan" not in text.lower()
+    assert "None" not in text
+
+
+def test_an_interval_without_width_is_marked_and_explained(report):
+    flat = copy.deepcopy(report)
+    flat["systems"][0]["metrics"]["hit@1"] = {
+        **{"value": 0.0, "low": 0.0, "high": 0.0},
+        "degenerate": True,
+    }
+    text = markdown(tables(flat))
+    assert "| 0.000 † |" in text
+    assert "† All papers have the same value" in text
+
+
+def test_the_best_of_many_stands_beside_its_correction(made, report):
+    text = markdown([made["overall"]])
+    best = report["best"]
+    assert f"The best of {best['of']} cells" in text
+    assert f"{best['corrected']['value']:.3f}" in text
+
+
+def test_discipline_columns_pool_models_and_set_the_best_in_bold(made):
+    table = made["disciplines"]
+    assert table.header[2:4] == ["Hit@1 NLL", "Hit@1 Raw"]
+    for table_row, line in zip(
+        table.rows,
+        [
+            line
+            for line in markdown([table]).splitlines()
+            if re.match(r"\| (Bio|Law|Math|Phy)", line)
+        ],
+        strict=True,
+    ):
+        for columns in table.bold:
+            values = [table_row[1][i] and table_row[1][i]["value"] for i in columns]
+            known = [value for value in values if value is not None]
+            for i, value in zip(columns, values, strict=True):
+                best = value is not None and value == max(known) > min(known)
+                assert cells(line)[i].startswith("**") == best
+
+
+def test_gold_beats_is_in_per_cent(made, report):
+    line = next(line for line in markdown([made["gold_beats"]]).splitlines() if "| Lark-1B" in line)
+    value = system(report, "Lark-1B|researchbench_energy|nll")["gold_beats"]["all"]["value"]
+    assert cells(line)[1].startswith(f"{100 * value:.1f} % [")
+
+
+def test_csv_has_all_digits_and_the_limits_in_columns(made):
+    table = made["overall"]
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert len(rows) == len(table.rows)
+    for row, (section, own) in zip(rows, table.rows, strict=True):
+        assert row["Section"] == section
+        if own[3] is not None:
+            assert float(row["Hit@1"]) == own[3]["value"]
+            assert float(row["Hit@1 high"]) == own[3]["high"]
+
+
+def test_comparisons_show_the_first_system_against_all_others(made, report):
+    names = {name for _, row in made["comparisons"].rows for name in row[:2]}
+    compared = {pair[side] for pair in report["comparisons"] for side in "ab"}
+    assert len(names) == len(compared)
+    assert f"has all {len(report['comparisons'])} pairs" in markdown([made["comparisons"]])
+
+
+def test_controls_show_what_is_lost(made, report):
+    table = made["controls"]
+    assert table.header[4:] == ["no context", "lost: no context"]
+    first = dict(zip(table.header, table.rows[0][1], strict=True))
+    full, without = first["Whole prompt"]["value"], first["no context"]["value"]
+    assert first["lost: no context"]["value"] == pytest.approx(full - without)
+    assert "No PMI of Lark-3B: there is no run" in markdown([table])
+
+
+def hostile_table():
+    return Table("overall", "Caption.", ["Model", "Hit@1"], [(HOSTILE, [HOSTILE, {"value": 0.5}])])
+
+
+def test_markdown_keeps_a_name_in_its_cell():
+    lines = markdown([hostile_table()]).splitlines()
+    row = next(line for line in lines if "0.500" in line)
+    assert len(cells(row)) == 2
+    for raw in ("<img", "`c`", "](http", " *b*"):
+        assert raw not in row.replace("\\`", "").replace("\\*", "")
+    assert len([line for line in lines if "next" in line]) == 2  # section and row, one line each
+
+
+def test_latex_escapes_what_it_reads_as_commands():
+    text = latex(hostile_table())
+    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
+    for escaped in (r"\&", r"\%", r"\$1\_2\$", r"\#", r"\{", r"\textasciitilde{}", r"\textbar{}"):
+        assert escaped in body
+    assert r"\textbackslash{}" in body
+    assert "\nnext" not in body
+    row = next(line for line in body.splitlines() if line.endswith(r"0.500 \\"))
+    assert len(re.findall(r"(?<!\\)&", row)) == 1
+
+
+def test_latex_is_a_whole_float(made):
+    for table in made.values():
+        text = latex(table)
+        for part in ("table*", "tabular"):
+            assert text.count(rf"\begin{{{part}}}") == text.count(rf"\end{{{part}}}") == 1
+        rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+        width = {len(re.findall(r"(?<!\\)&", line)) for line in rows if "multicolumn" not in line}
+        assert width == {len(table.header) - 1}
+
+
+def test_minus_zero_is_zero():
+    table = Table(
+        "overall", "C.", ["Model", "x"], [("", ["m", {"value": -0.0, "low": -0.0001, "high": 1.0}])]
+    )
+    assert "0.000 [0.000, 1.000]" in markdown([table])
