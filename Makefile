@@ -3,6 +3,8 @@
 #
 #   make install   .venv with the package (editable), its tests' and checks' tools
 #   make demo      the embedded demo task on a small real model, on the CPU
+#   make report    report/ from all runs below results/
+#   make sample    runs both small models and a judge on the demo, and makes docs/sample_report/
 #   make check     lint, format, types and the fast tests
 #   make test      all tests, those on two small real models included
 #   make clean     removes what the others made
@@ -52,6 +54,15 @@ demo: install
 	@echo "The table's numbers, and every paper's 16 scores under each scorer:"
 	@find $(RESULTS) -name '*.json*' -newer $(RESULTS)/.started | sort
 
+RUNS = results
+REPORT = report
+
+report: install
+	$(BIN)/hyprank report $(RUNS) -o $(REPORT)
+
+sample: models
+	$(BIN)/python scripts/sample_report.py $(MODELS) results/sample docs/sample_report
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,7 +79,7 @@ test: models
 	$(BIN)/pytest
 
 clean:
-	rm -rf $(VENV) $(MODELS) results build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MODELS) results report build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: all install models demo lint types fast check test clean
+.PHONY: all install models demo report sample lint types fast check test clean

@@ -42,7 +42,9 @@ PAPERS = {
     "Math": 102,
     "Physics": 125,
 }
-"""Papers a discipline: the tables do not give them; `discipline_counts` checks that they fit."""
+"""Papers a discipline. The tables do not give them: these were derived from the published shares
+and the total, so that GPT-5's shares fit them shows little; that the other columns' weighted
+means give the overall rows is the independent check."""
 
 DOIS = 962
 """About as many distinct DOIs are among the 1,323 rows of the data set."""
@@ -338,16 +340,18 @@ def _disagrees(published: Mapping[str, Any]) -> list[str]:
         f"{abs(win_rate_z(published, capped)):.1f} standard errors below one half "
         f"({abs(win_rate_z(published, capped)) / cluster_factor(published):.1f} if rows of a DOI "
         f"are alike), while its Hit@1 of {first['value']} [{first['low']}, {first['high']}] is "
-        "twice the chance level of 0.0625: it puts the gold first too often and last too often.",
+        "twice the chance level of 0.0625: the gold is first too often, and low too often.",
         '- **"The two criteria are indistinguishable"** holds for the pooled Hit@1 and MRR. For '
         f"Hit@5 ({pooled['nll']['value']} and {pooled['raw']['value']}) z is "
-        f"{difference_z(pooled['nll'], pooled['raw']):.1f} even for independent estimates. A "
-        "margin of a single value is not the yardstick of a paired difference.",
+        f"{difference_z(pooled['nll'], pooled['raw']):.1f} for independent estimates, the "
+        "largest of the five metrics and not corrected for that: a hint, no finding. A margin of a "
+        "single value is not the yardstick of a paired difference.",
         f"- **The best cell** is {quoted['value']} [{quoted['low']}, {quoted['high']}] in the text "
         f"and {listed['hit@1']['value']} [{listed['hit@1']['low']}, {listed['hit@1']['high']}] in "
         "the table: two bootstrap runs, or a limit cut instead of rounded.",
         f'- **"Roughly {sizes[0]} to {sizes[1]} papers per discipline"** is true of those spoken '
-        f"of there; GPT-5's shares fit {min(PAPERS.values())} to {max(PAPERS.values())}, with "
+        f"of there; the sizes derived from GPT-5's shares are {min(PAPERS.values())} to "
+        f"{max(PAPERS.values())}, with "
         f"{', '.join(outside)} outside.",
         "",
     ]

@@ -260,8 +260,9 @@ _REPORT_PACKAGES = {"pandas", "scipy", "statsmodels", "matplotlib", "yaml", "jin
 def _report(options: argparse.Namespace) -> int:
     try:  # here, for these take their time to load and need not be installed
         from lm_eval_hyprank.report.build import build_report
+        from lm_eval_hyprank.report.found import ReportError
         from lm_eval_hyprank.report.intervals import Settings
-        from lm_eval_hyprank.report.runs import ReportError, read_runs
+        from lm_eval_hyprank.report.runs import read_runs
         from lm_eval_hyprank.report.write import prepare, write_report
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _REPORT_PACKAGES:

@@ -227,13 +227,13 @@ def _hook(
     """Has ``answer`` take a method's requests of ``tasks``, and the model the others."""
     stock = getattr(model, method)
 
-    def split(requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+    def split(requests: list[Any], **options: Any) -> list[Any]:
         ours = [i for i, request in enumerate(requests) if request.task_name in tasks]
         rest = [i for i, request in enumerate(requests) if request.task_name not in tasks]
         answers: dict[int, Any] = {}
         for indices, call in ((ours, answer), (rest, stock)):
             if indices:
-                found = call([requests[i] for i in indices], disable_tqdm=disable_tqdm)
+                found = call([requests[i] for i in indices], **options)
                 answers.update(zip(indices, found, strict=True))
         return [answers[i] for i in range(len(requests))]
 

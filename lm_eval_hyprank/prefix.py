@@ -459,7 +459,7 @@ class Engine:
         with _head_outputs(self.model) as heads:
             ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
             logits = self._call(ids)[0].logits.float()  # not every device has float64
-        finite = logits.isfinite()  # what some models do to rows of the vocabulary without a token
+        finite = logits.isfinite()  # some models mask rows of the vocabulary that are no token
         if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
             head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
             logits = logits[finite]

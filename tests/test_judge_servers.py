@@ -28,20 +28,6 @@ pytestmark = [
     ),
 ]
 
-# llama.cpp's server: a free port, four requests at a time with 4,096 tokens each. It reads the
-# prompt's tokens in one thread, for two only wait for each other where other work goes on.
-SERVER = """
-import sys, xllamacpp
-settings = xllamacpp.CommonParams()
-settings.model.path = sys.argv[1]
-settings.port, settings.n_parallel, settings.n_ctx = 0, 4, 4 * 4096
-settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-settings.n_gpu_layers = 0
-server = xllamacpp.Server(settings)
-print(server.listening_address, flush=True)
-sys.stdin.read()
-"""
-
 # The prompts of the package, with the beginnings of the texts: long ones take a minute each here.
 LISTWISE = """{{ background[:80] }} {{ question }}
 {% for candidate in candidates %}[{{ loop.index0 }}] {{ candidate[:40] }}
@@ -78,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(gguf)],
+            [sys.executable, str(ROOT / "scripts" / "judge_server.py"), str(gguf)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

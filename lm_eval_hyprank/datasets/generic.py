@@ -192,8 +192,10 @@ def load(
         else:
             documents.append(_document(item, context, separator, category))
     findings.sort(key=lambda finding: finding.row)
-    if findings and not (flag(skip_invalid) and documents):
-        raise findings_error(table.source, findings, folder=False)
+    # A candidate whose item is not known cannot be skipped: some item would lack it unnoticed.
+    lost = bool(candidate) and (bool(table.findings) or not all(item.id for item in items))
+    if findings and (lost or not (flag(skip_invalid) and documents)):
+        raise findings_error(table.source, findings, folder=False, skippable=not lost)
     if findings:
         _logger.warning(
             "skip_invalid: %d problem(s) in %s; %d items are used, left out are rows %s",

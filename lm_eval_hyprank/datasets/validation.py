@@ -214,7 +214,7 @@ def check_folder(folder: Path) -> tuple[list[Paper], list[Finding]]:
 
 
 def findings_error(
-    source: Path | str, findings: Sequence[Finding], *, folder: bool = True
+    source: Path | str, findings: Sequence[Finding], *, folder: bool = True, skippable: bool = True
 ) -> DatasetError:
     """Returns the error that shows the first findings and says how to see or skip them all.
 
@@ -222,12 +222,13 @@ def findings_error(
         source: Where the data is.
         findings: At least one finding.
         folder: Whether it is a folder that `hyprank validate` reads.
+        skippable: Whether what is named can be left out.
     """
     lines = [f"The data in {source} cannot be used: {len(findings)} problem(s) found."]
     lines += [f"  {finding}" for finding in findings[:_SHOWN_FINDINGS]]
     if len(findings) > _SHOWN_FINDINGS:
         lines.append(f"  ... and {len(findings) - _SHOWN_FINDINGS} more.")
-    if any(finding.row for finding in findings):
+    if skippable and any(finding.row for finding in findings):
         validate = f"`hyprank validate {source}` prints all of them; " if folder else ""
         items = "papers" if folder else "items"
         lines.append(

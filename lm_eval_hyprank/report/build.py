@@ -329,8 +329,11 @@ def _agreement(scores: pd.DataFrame, settings: Settings) -> list[Report]:
 
 
 def _best(papers: pd.DataFrame, settings: Settings) -> Report | None:
-    """The best of all models' scorers, and what is left of it after the choice is paid for."""
-    chosen = papers[papers["kind"] != "trivial"]
+    """The best of all models' scorers, and what is left of it after the choice is paid for.
+
+    Judges are not among them: a paper counts only where every system could rank it.
+    """
+    chosen = papers[papers["kind"].isin(("energy", "embedding"))]
     if chosen.empty:
         return None
     try:

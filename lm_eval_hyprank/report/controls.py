@@ -42,12 +42,11 @@ def context_shares(
     Returns:
         One row a system, control and metric of `SHARED_METRICS`: ``system``, ``control``,
         ``metric``, ``papers`` (valid in both), ``full``, ``without`` and ``difference`` (full −
-        without, paired), each also with ``_low`` and ``_high``.
+        without, paired), each also with ``_low``, ``_high`` and ``_degenerate`` of `estimates`.
     """
     columns = ["system", "control", "metric", "papers"]
-    columns += [
-        f"{n}{end}" for n in ("full", "without", "difference") for end in ("", "_low", "_high")
-    ]
+    ends = ("", "_low", "_high", "_degenerate")
+    columns += [f"{part}{end}" for part in ("full", "without", "difference") for end in ends]
     if control_papers.empty:
         return pd.DataFrame(columns=columns)
     facts = systems.set_index("system")
@@ -77,6 +76,7 @@ def context_shares(
         key = (str(one.system), str(one.control), metric)
         row = rows.setdefault(key, dict(zip(columns, (*key, one.papers), strict=False)))
         row |= {part: one.value, f"{part}_low": one.low, f"{part}_high": one.high}
+        row[f"{part}_degenerate"] = one.degenerate
     return pd.DataFrame(list(rows.values()), columns=columns)
 
 

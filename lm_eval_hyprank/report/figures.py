@@ -22,7 +22,8 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from lm_eval_hyprank.report.tables import JUDGE_KINDS, discipline_columns, sections
+from lm_eval_hyprank.report.found import JUDGES
+from lm_eval_hyprank.report.tables import discipline_columns, sections
 
 Report = Mapping[str, Any]
 
@@ -93,13 +94,13 @@ def _hits(report: Report) -> Figure | None:
         (f"{title} ({s['model']})" if s["kind"] != "trivial" else title, s)
         for title, systems in groups
         for s in systems
-        if s["kind"] == "trivial" or s["kind"] in JUDGE_KINDS
+        if s["kind"] == "trivial" or s["kind"] in JUDGES
     ]
     lines = [(name, system) for name, system in lines if "hit@1" in system["metrics"]]
     scored = [
         (title, systems)
         for title, systems in groups
-        if systems[0]["kind"] not in ("trivial", *JUDGE_KINDS)
+        if systems[0]["kind"] not in ("trivial", *JUDGES)
     ]
     models = list(dict.fromkeys(s["model"] for _, systems in scored for s in systems))
     if not scored:

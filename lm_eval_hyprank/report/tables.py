@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lm_eval_hyprank.report.found import JUDGES
+
 Report = Mapping[str, Any]
 Value = str | int | Mapping[str, float] | None
 """Content of a cell: text, a count, a value with or without its interval, or nothing."""
@@ -22,7 +24,6 @@ NO_WIDTH = "†"
 """Stands in place of an interval without width."""
 
 HIT_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr")
-JUDGE_KINDS = ("judge", "judge_psc", "pairwise")
 
 SIGNIFICANT = 0.05
 """The level of the corrected tests, as of the tiers."""
@@ -161,7 +162,7 @@ def discipline_columns(report: Report) -> list[tuple[str, Mapping[str, Any]]]:
             columns.append((title, pooled["disciplines"]))
         else:
             for system in systems:
-                named = system["kind"] in JUDGE_KINDS or len(systems) > 1
+                named = system["kind"] in JUDGES or len(systems) > 1
                 name = title + (f" ({system['model']})" if named else "")
                 columns.append((name, system.get("disciplines", {})))
     return [column for column in columns if column[1]]
@@ -209,7 +210,7 @@ def judges(report: Report) -> Table:
     )
     for section, systems, _ in sections(report):
         for system in systems:
-            if system["kind"] not in JUDGE_KINDS:
+            if system["kind"] not in JUDGES:
                 continue
             own, valid = system["metrics"], system.get("metrics_valid", {})
             cells: list[Value] = [
@@ -364,10 +365,8 @@ def sections(report: Report) -> Iterable[tuple[str, list[Report], Report | None]
 def _interval(row: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, float] | None:
     if key not in row:
         return None
-    ends = {
-        end: row[name] for end in ("low", "high") if (name := f"{prefix}_{end}".lstrip("_")) in row
-    }
-    return {"value": row[key], **ends, "degenerate": bool(row.get("degenerate"))}
+    names = {end: f"{prefix}_{end}".lstrip("_") for end in ("low", "high", "degenerate")}
+    return {"value": row[key], **{end: row[name] for end, name in names.items() if name in row}}
 
 
 def _chance(report: Report) -> str:

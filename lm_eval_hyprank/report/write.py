@@ -10,8 +10,8 @@ from typing import Any
 
 from lm_eval_hyprank.report.export import exports
 from lm_eval_hyprank.report.figures import figures, render
+from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.page import write_page
-from lm_eval_hyprank.report.runs import ReportError
 from lm_eval_hyprank.report.tables import latex, markdown, tables, to_csv
 
 FOLDERS = ("tables", "figures", "export")

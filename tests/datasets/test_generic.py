@@ -317,6 +317,17 @@ def test_faulty_items_may_be_skipped_by_name(load: Load, caplog: pytest.LogCaptu
         load(rows[1:2], **WIDE, skip_invalid=True)
 
 
+@pytest.mark.parametrize("fault", ['{"n": "", "t": "c", "ok": 0}', '{"n": "x", "t'])
+def test_a_candidate_of_no_known_item_is_never_skipped(fault: str, tmp_path: Path) -> None:
+    rows = [json.dumps({"n": n, "t": t, "ok": t == "a"}) for n in "xy" for t in "ab"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*rows, fault]), encoding="utf-8")
+    arguments = {"prompt": "A:", "id": "n", "candidate": "t", "label": "ok"}
+    with pytest.raises(DatasetError, match=r"a.jsonl:5") as error:
+        generic.load(str(path), **arguments, skip_invalid=True)
+    assert "skip_invalid" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

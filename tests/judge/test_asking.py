@@ -347,7 +347,7 @@ def test_another_models_cache_is_refused(tmp_path):
 class Echo(LM):
     """A backend that says nothing of its model."""
 
-    def generate_until(self, requests, disable_tqdm=False):
+    def generate_until(self, requests):  # without disable_tqdm, as the interface has it
         return [GOOD for _ in requests]
 
     def loglikelihood(self, requests):

@@ -176,6 +176,7 @@ def told_apart(pairs: list[tuple[str, str]]) -> pd.DataFrame:
     [
         ([], [1, 1, 1, 1]),
         ([(0, 1), (0, 2), (0, 3)], [1, 2, 2, 2]),
+        ([(0, 1)], [1, 1, 1, 1]),  # the first is not told from the third
         ([(0, 3)], [1, 1, 1, 1]),  # neighbours are not told apart: one tier
         ([(0, 2), (0, 3), (1, 3)], [1, 1, 1, 1]),  # no cut separates everything
         ([(0, 2), (1, 2), (0, 3), (1, 3)], [1, 1, 2, 2]),

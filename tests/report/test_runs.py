@@ -10,7 +10,8 @@ from lm_eval.tasks import TaskManager
 
 import lm_eval_hyprank.tasks  # noqa: F401
 from lm_eval_hyprank.ranking import gold_rank
-from lm_eval_hyprank.report.runs import NO_MODEL, ReportError, read_runs
+from lm_eval_hyprank.report.found import ReportError
+from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
 from tests import tiny
 from tests.conftest import TASK_CONFIGS
 from tests.report.run_folder import (

@@ -235,7 +235,9 @@
   const leaderboard = sortableTable(byId("leaderboard-table"), {
     rowClass: baselineClass,
     empty: "No system matches the filters.",
-    onSort: (label, descending) => describeShown(`Sorted by ${label}, ${descending ? "descending" : "ascending"}. `),
+    onSort(label, descending) {
+      describeShown(`Sorted by ${label}, ${descending ? "descending" : "ascending"}. `);
+    },
   });
   const disciplineTable = sortableTable(byId("discipline-table"), {
     rowClass: baselineClass,
@@ -377,11 +379,12 @@
   function selected() {
     const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     return systems.filter((system) => {
-      const text = `${system.model} ${system.scorer} ${system.task} ${system.paradigm}`.toLowerCase();
+      const { model, scorer, task, paradigm } = system;
+      const text = [model, scorer, task, paradigm].join(" ").toLowerCase();
       return (
         words.every((word) => text.includes(word)) &&
-        [system.model, ""].includes(byId("model").value) &&
-        [system.paradigm, ""].includes(byId("paradigm").value) &&
+        [model, ""].includes(byId("model").value) &&
+        [paradigm, ""].includes(byId("paradigm").value) &&
         (byId("baselines").checked || !isBaseline(system))
       );
     });
@@ -631,7 +634,8 @@
         scores: keyed(candidate.scores),
         ranks: keyed(candidate.ranks),
       }));
-    return { ...report, papers: papers.map((paper) => ({ ...paper, candidates: candidates(paper) })) };
+    const whole = papers.map((paper) => ({ ...paper, candidates: candidates(paper) }));
+    return { ...report, papers: whole };
   }
 
   /** Quotes what CSV must, and keeps a spreadsheet from running a name as a formula. */
@@ -643,7 +647,8 @@
   }
 
   function csv() {
-    const plain = ["model", "task", "scorer", "kind", "paradigm", "control", "tier", "papers", "invalid"];
+    const names = ["model", "task", "scorer", "kind", "paradigm", "control"];
+    const plain = [...names, "tier", "papers", "invalid"];
     const measured = [
       ...metrics.map((metric) => [metric, (system) => measure(system, metric)]),
       ["matched_hit@1", (system) => system.matched?.["hit@1"]],
@@ -660,7 +665,9 @@
     return [head, ...lines].map((line) => line.map(csvCell).join(",") + "\r\n").join("");
   }
 
-  byId("download-csv").addEventListener("click", () => download("leaderboard.csv", "text/csv", csv()));
+  byId("download-csv").addEventListener("click", () =>
+    download("leaderboard.csv", "text/csv", csv()),
+  );
   byId("download-json").addEventListener("click", () =>
     download("report.json", "application/json", JSON.stringify(wholeReport())),
   );
