@@ -35,6 +35,13 @@ logit: the difference between two right implementations.
 """
 
 
+UNPROVEN_DEVICES = ("mps",)
+"""Types of devices on which models have been seen to give quite other scores than on a CPU."""
+
+DEVICE_TOLERANCE = 0.01
+"""Share of its sum of log-likelihoods by which such a device may differ from the CPU."""
+
+
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What configurations call the bound of the logits in ``cap * tanh(z / cap)``."""
 
@@ -198,6 +205,7 @@ class Engine:
         self.reuse: _Strategy | None = None
         self.untried: list[_Strategy] = [_SharedPrefix, _CopiedPrefix]
         self.checked_tokens = 0
+        self.device_difference: float | None = None
         self.precap: Literal["raw", "head", "unknown"] | None = None
 
     def score(
@@ -340,6 +348,8 @@ class Engine:
         other = tail[::-1][: CHECK_TOKENS // 2]
         if self._straddles(prefix, [tail]):
             del prefix[-CHECK_TOKENS:]
+        if self.device.type in UNPROVEN_DEVICES and self.device_difference is None:
+            self.device_difference = self._compare_with_cpu(Row(prefix, tail))
         # In batches of two, one row is padded; the third has a single token to feed and finds
         # the prefix used before.
         continuations = [tail, other, tail[:2]]
@@ -384,6 +394,27 @@ class Engine:
             type(self.model).__name__,
             "; ".join(problems),
         )
+
+    def _compare_with_cpu(self, row: Row) -> float:
+        """Scores a row here and on the CPU, and warns if the two are far apart.
+
+        Returns:
+            The relative difference of the sums of log-likelihoods.
+        """
+        cpu = torch.device("cpu")
+        reference = Engine(copy.deepcopy(self.model).to(cpu), cpu, self.batching, self.autocast)
+        (here,), (there,) = self.score_whole([row]), reference.score_whole([row])
+        difference = abs(float(here.nll.sum() / there.nll.sum()) - 1)
+        if not difference <= DEVICE_TOLERANCE:  # NaN is far apart too
+            logger.warning(
+                "%s scores %d tokens on %s %.1f %% away from the CPU's scores of them; run with "
+                "--device cpu, or do not trust these results",
+                type(self.model).__name__,
+                len(row.continuation),
+                self.device,
+                100 * difference,
+            )
+        return difference
 
     def _straddles(self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]) -> bool:
         """Whether the prefix alone has other rotary frequencies than with a continuation."""

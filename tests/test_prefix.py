@@ -21,7 +21,7 @@ from peft import (
     TaskType,
     get_peft_model,
 )
-from transformers import GPT2Config, GPT2LMHeadModel, cache_utils
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, cache_utils
 
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
@@ -447,6 +447,39 @@ def test_the_check_leaves_the_batching_as_it_was():
     engine = engine_of(llama(), 16, 333, 44)
     engine.check(Row(tokens(60), tokens(20, 1)))
     assert engine.batching == Batching(16, 333, 44)
+
+
+class ElsewhereOff(LlamaForCausalLM):
+    """A model that is right on the CPU only, as far as it knows where it is."""
+
+    scale = 1.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits * self.scale
+        return outputs
+
+    def to(self, device: Any) -> Any:
+        self.scale = 1.0
+        return self
+
+
+@pytest.mark.parametrize(("scale", "warns"), [(1.0, False), (1.5, True), (float("nan"), True)])
+def test_a_device_of_ill_repute_is_compared_with_the_cpu(monkeypatch, caplog, scale, warns):
+    monkeypatch.setattr("lm_eval_hyprank.prefix.UNPROVEN_DEVICES", ("cpu",))
+    model = ElsewhereOff(tiny.llama(VOCABULARY).config).eval()
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.scale = scale
+    engine = engine_of(model)
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert ("away from the CPU" in caplog.text) is warns
+    assert model.scale is scale, "the model itself stays where it is"
+
+
+def test_other_devices_are_not_compared():
+    engine = engine_of(tiny.llama(VOCABULARY))
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert engine.device_difference is None
 
 
 @pytest.mark.parametrize("drop", ["cache", "signature"])

@@ -229,13 +229,13 @@ def sign_flip_p(
 
 
 def tiers(papers: pd.DataFrame, comparisons: pd.DataFrame, metric: str = "hit@1") -> dict[str, int]:
-    """Groups systems that cannot be told apart.
+    """Groups systems that cannot be told apart from the best of their group.
 
-    Systems are sorted by their mean (equal means by name). A new tier starts at a system
-    only if every system above differs from it and from every system below at a corrected
-    level of 5 %: the clusters of the WMT rankings (Bojar et al. 2013). So two systems of different
-    tiers are told apart, neighbours that are not share a tier, and the ends of a long tier may
-    differ although no cut between its neighbours could be made.
+    Systems are sorted by their mean (equal means by name). The first opens tier 1, and each that
+    differs from the opener of the current tier at a corrected level of 5 % opens the next one. So
+    no system is told apart from the best of its tier, and the best of a tier is from the best of
+    the tier above. (Groups all of whose members are told apart from all of the others, as in the
+    WMT rankings, would be one group as soon as every neighbour is close to the next.)
 
     Args:
         papers: As :func:`compare`.
@@ -252,12 +252,10 @@ def tiers(papers: pd.DataFrame, comparisons: pd.DataFrame, metric: str = "hit@1"
         for a, b, p in zip(comparisons["a"], comparisons["b"], comparisons["p_holm"], strict=True)
         if p < ALPHA
     }
-    tier, result = 1, {}
-    for place, system in enumerate(order):
-        if place and all(
-            frozenset((above, below)) in apart for above in order[:place] for below in order[place:]
-        ):
-            tier += 1
+    tier, opener, result = 0, "", {}
+    for system in order:
+        if not tier or frozenset((opener, system)) in apart:
+            tier, opener = tier + 1, system
         result[system] = tier
     return result
 

@@ -25,9 +25,6 @@ NO_WIDTH = "†"
 
 HIT_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr")
 
-SIGNIFICANT = 0.05
-"""The level of the corrected tests, as of the tiers."""
-
 _TITLES = {
     "hit@1": "Hit@1",
     "hit@2": "Hit@2",
@@ -108,7 +105,7 @@ def overall(report: Report) -> Table:
             cells = [pooled["metrics"].get(metric) for metric in HIT_COLUMNS]
             table.rows.append((section, ["All models", None, None, *cells]))
     table.notes += [
-        "Systems of one tier cannot be told apart from each other; see the table of comparisons.",
+        "No system can be told apart from the best of its tier; see the table of comparisons.",
         f"Chance: {_chance(report)}." if "candidates" in report["paper_set"] else "",
     ]
     if any(system["kind"] in ("judge", "judge_psc") for system in report["systems"]):
@@ -234,16 +231,21 @@ def judges(report: Report) -> Table:
 
 def comparisons(report: Report) -> Table:
     """Paired differences of Hit@1 between systems, with corrected p values."""
-    names = {s["id"]: f"{s['model']}, {s['paradigm']}" for s in report["systems"]}
+    systems = {system["id"]: system for system in report["systems"]}
+    names = {name: f"{s['model']}, {s['paradigm']}" for name, s in systems.items()}
     wins: dict[str, int] = dict.fromkeys(names, 0)
     for pair in report["comparisons"]:
         wins[pair["a"]] += pair["difference"] > 0
     first = max(wins, key=lambda name: wins[name])
-    shown = [
-        pair
-        for pair in report["comparisons"]
-        if first in (pair["a"], pair["b"]) or pair["p_holm"] < SIGNIFICANT
-    ]
+
+    def in_question(pair: Mapping[str, Any]) -> bool:
+        """Whether a reader asks for it: the best against all others, NLL against Raw."""
+        one, other = systems[pair["a"]], systems[pair["b"]]
+        same = (one["model"], one["task"]) == (other["model"], other["task"])
+        criteria = same and {one["scorer"], other["scorer"]} == {"nll", "raw"}
+        return criteria or first in (pair["a"], pair["b"])
+
+    shown = [pair for pair in report["comparisons"] if in_question(pair)]
     table = Table(
         "comparisons",
         "Paired differences of Hit@1: cluster sign-flip test, p corrected by Holm over all pairs; "
@@ -256,8 +258,8 @@ def comparisons(report: Report) -> Table:
         cells += [{"value": pair["p"]}, {"value": pair["p_holm"]}, smallest, pair["papers"]]
         table.rows.append(("", cells))
     table.notes.append(
-        f"Shown: the first system against every other, and pairs with p (Holm) below "
-        f"{SIGNIFICANT}; report.json has all {len(report['comparisons'])} pairs."
+        "Shown: the first system against every other, and NLL against Raw of each model; "
+        f"report.json has all {len(report['comparisons'])} pairs."
     )
     return table
 
@@ -384,6 +386,8 @@ def _papers(count: int) -> str:
 
 def _number(cell: Mapping[str, float], percent: bool, interval: bool) -> str:
     def shown(number: float) -> str:
+        if not percent and 0 < abs(number) < 0.0005:
+            return "< 0.001" if number > 0 else "> −0.001"  # not 0, and not printed as 0
         text = f"{100 * number:.1f}" if percent else f"{number:.3f}"
         return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
 
