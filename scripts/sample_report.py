@@ -1,7 +1,7 @@
 """Makes docs/sample_report: runs on the embedded demo papers, and the report on them.
 
 ``python scripts/sample_report.py MODELS RUNS OUT`` runs, through lm-eval's command line, the demo's
-energy task and its controls on the two small models that ``make models`` puts into MODELS, and a
+energy task and its control without context on the two small models that ``make models`` puts into MODELS, and a
 prompted judge (the smaller one behind a local server, held to the form of the answer). It writes
 below RUNS and makes the report OUT. Runs that are there are left alone.
 """
@@ -82,7 +82,7 @@ def main() -> None:
             options.runs / model,
             *("--model", "hf", "--device", "cpu", "--batch_size", "16"),
             *("--model_args", f"pretrained={options.models / model},dtype=float32"),
-            *("--tasks", "hyprank_demo_energy,hyprank_demo_controls"),
+            *("--tasks", "hyprank_demo_energy,hyprank_demo_energy_nocontext"),
         )
     judge(options.models / JUDGE, options.runs / "judge")
     subprocess.run([*HYPRANK, "report", str(options.runs), "-o", str(options.out)], check=True)

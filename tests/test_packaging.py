@@ -110,7 +110,7 @@ def test_wheel_holds_the_package_and_the_tasks_and_nothing_else(wheel: Path) -> 
 
     # The tree that the wheel mirrors is itself free of strays.
     kinds = {Path(name).suffix for name in found if not name.endswith("/py.typed")}
-    assert kinds <= {".py", ".jsonl", ".jinja", ".yaml"}
+    assert kinds <= {".py", ".jsonl", ".jinja", ".yaml", ".js", ".css", ".json"}
     data = {name for name in found if name.endswith(".jsonl")}
     assert {name.rsplit("/", 1)[1] for name in data} == {"papers.jsonl", "ranking.jsonl"}
     assert all(name.startswith("lm_eval_hyprank/datasets/demo_data/") for name in data)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 import lm_eval_hyprank
 from lm_eval_hyprank.report.audit import (
@@ -62,9 +62,10 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
     """
     pmi, pmi_absent = pmi_scores(runs)
     scores = pd.concat([runs.scores, pmi], ignore_index=True) if len(pmi) else runs.scores
-    papers = _judges_terminal(paper_metrics(scores), scores)
+    papers = paper_metrics(scores)
     control_papers = paper_metrics(runs.control_scores)
     compared = compare(papers, TIER_METRIC, settings)
+    systems = _systems(runs, scores, papers, control_papers, compared, settings)
     report: Report = {
         "schema_version": SCHEMA_VERSION,
         "version": lm_eval_hyprank.__version__,
@@ -77,7 +78,7 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
         },
         "paper_set": _paper_set(runs),
         "models": _models(runs),
-        "systems": _systems(runs, scores, papers, control_papers, compared, settings),
+        "systems": systems,
         "pooled": _pooled(papers, settings),
         "audit": {
             "length": _length_audit(scores, settings),
@@ -91,7 +92,9 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
         },
         "files": runs.files,
         "notes": runs.notes,
-        "papers": _papers(runs, pd.concat([scores, runs.control_scores]), text),
+        "papers": _papers(
+            runs, pd.concat([scores, runs.control_scores], ignore_index=True), systems, text
+        ),
     }
     if best := _best(papers, settings):
         report["best"] = best
@@ -219,18 +222,6 @@ _PAIRWISE_METRICS = (
 """What pairwise judges have beside the rank of the gold by verdicts won."""
 
 
-def _judges_terminal(papers: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
-    """Gives a gold its own win rate where a judge ranked it, be it tied by several orders.
-
-    A judge's scores are minus points: below 0 is ranked.
-    """
-    ranked = scores[scores["is_gold"] & scores["kind"].isin(JUDGE_KINDS) & (scores["score"] < 0)]
-    keys = pd.MultiIndex.from_frame(ranked[["system", "paper_id"]])
-    mine = pd.MultiIndex.from_frame(papers[["system", "paper_id"]]).isin(keys)
-    terminal = papers["win_rate_terminal"].where(~mine, papers["win_rate"])
-    return papers.assign(win_rate_terminal=terminal)
-
-
 def _reasons(replies: pd.DataFrame) -> dict[str, int]:
     """How many replies could not be read for each reason, the details left out."""
     return dict(sorted(Counter(why.partition(":")[0] for why in replies["invalid"] if why).items()))
@@ -351,65 +342,61 @@ def _best(papers: pd.DataFrame, settings: Settings) -> Report | None:
     }
 
 
-def _papers(runs: Runs, scores: pd.DataFrame, text: bool) -> list[Report]:
-    """Every candidate of every paper with its scores and its mean ranks."""
-    own: dict[tuple[str, str], dict[str, float]] = {}
-    ranks: dict[tuple[str, str], dict[str, float]] = {}
-    for system, rows in scores.groupby("system", sort=False):
-        name = str(system)
-        judge = rows["kind"].iloc[0] in JUDGE_KINDS
-        for paper_id, items in rows.groupby("paper_id", sort=False):
-            values = items["score"].to_numpy(dtype=float)
-            if not all(map(math.isfinite, values)):
-                continue
-            places = rankdata(values, method="average")
-            for candidate, value, rank in zip(items["candidate_id"], values, places, strict=True):
-                key = (str(paper_id), str(candidate))
-                ranks.setdefault(key, {})[name] = float(rank)
-                if not judge:  # a place says no more than the rank
-                    own.setdefault(key, {})[name] = _short(value)
-    counted = scores[scores["num_tokens"].notna()]
-    tokens = {}
-    if len(counted):
-        one = counted[counted["system"] == counted["system"].iloc[0]]
-        tokens = dict(
-            zip(
-                zip(one["paper_id"], one["candidate_id"], strict=True),
-                one["num_tokens"],
-                strict=True,
-            )
+def _papers(
+    runs: Runs, scores: pd.DataFrame, systems: Sequence[Report], text: bool
+) -> list[Report]:
+    """Every candidate of every paper, its scores and mean ranks in the order of the systems."""
+    keys = ["paper_id", "candidate_id"]
+    item = [scores["system"], scores["paper_id"]]
+    valid = pd.Series(np.isfinite(scores["score"]), scores.index).groupby(item).transform("all")
+    own = scores["score"].where(valid)
+    # A judge's points say no more than the ranks.
+    judged = scores["kind"].isin(JUDGE_KINDS)
+    table = scores[[*keys, "system"]].assign(
+        ranks=own.groupby(item).rank(method="average"), scores=own.mask(judged)
+    )
+    wide = table.pivot(index=keys, columns="system", values=["scores", "ranks"])
+    wide = wide.reindex(pd.MultiIndex.from_frame(runs.candidates[keys]))
+    ids = [system["id"] for system in systems]
+    numbers = {
+        part: wide[part].reindex(columns=ids).to_numpy(dtype=float).tolist()
+        for part in ("scores", "ranks")
+    }
+    counted = scores[scores["num_tokens"].notna()].drop_duplicates(keys).set_index(keys)
+    tokens = counted["num_tokens"].reindex(wide.index).tolist()
+    candidates: dict[str, list[Report]] = {}
+    for row, one in enumerate(runs.candidates.itertuples(index=False)):
+        candidates.setdefault(one.paper_id, []).append(
+            {
+                "id": one.candidate_id,
+                "bytes": int(one.num_bytes),
+                **({"tokens": int(tokens[row])} if math.isfinite(tokens[row]) else {}),
+                **({"text": one.text} if text else {}),
+                "scores": [_short(value) for value in numbers["scores"][row]],
+                "ranks": [_short(value) for value in numbers["ranks"][row]],
+            }
         )
-    texts = runs.candidates.groupby("paper_id", sort=False)
-    papers = []
-    for paper in runs.papers.itertuples(index=False):
-        entry: Report = {
+    return [
+        {
             "paper_id": paper.paper_id,
             "discipline": paper.discipline,
             "doi": paper.doi,
+            **({"title": paper.title, "context": paper.context} if text else {}),
+            "candidates": candidates[paper.paper_id],
         }
-        if text:
-            entry |= {"title": paper.title, "context": paper.context}
-        entry["candidates"] = []
-        for one in texts.get_group(paper.paper_id).itertuples(index=False):
-            key = (one.paper_id, one.candidate_id)
-            shown: Report = {"id": one.candidate_id, "bytes": int(one.num_bytes)}
-            if key in tokens:
-                shown["tokens"] = int(tokens[key])
-            if text:
-                shown["text"] = one.text
-            entry["candidates"].append(
-                shown | {"scores": own.get(key, {}), "ranks": ranks.get(key, {})}
-            )
-        papers.append(entry)
-    return papers
+        for paper in runs.papers.itertuples(index=False)
+    ]
 
 
 # --- shapes ----------------------------------------------------------------------------------
 
 
-def _short(value: float) -> float:
-    """Six digits: what a reader may want of a single score, at a third of the bytes."""
-    return float(f"{value:.6g}")
+def _short(value: float) -> float | None:
+    """Six digits: what a reader may want of a single candidate; null where there is no number."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
 
 
 def _without_absent(entry: Report) -> Report:

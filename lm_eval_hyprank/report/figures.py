@@ -295,15 +295,17 @@ def _length(report: Report) -> Figure | None:
         axes.set_visible(False)
     # Tens of thousands of points would make a file of many megabytes.
     many = len(chosen) * sum(len(paper["candidates"]) for paper in report["papers"]) > 3000
-    for system in chosen:
+    for place, system in enumerate(report["systems"]):
+        if system not in chosen:
+            continue
         axes = grid[rows.index((system["model"], system["task"])), scorers.index(system["scorer"])]
         axes.set_visible(True)
         for is_gold in (False, True):
             points = [
-                (candidate["bytes"], candidate["scores"][system["id"]])
+                (candidate["bytes"], candidate["scores"][place])
                 for paper in report["papers"]
                 for candidate in paper["candidates"]
-                if (candidate["id"] == "gold") is is_gold and system["id"] in candidate["scores"]
+                if (candidate["id"] == "gold") is is_gold and candidate["scores"][place] is not None
             ]
             axes.scatter(
                 [x for x, _ in points],

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from lm_eval_hyprank.ranking import GoldRank
 
@@ -36,9 +35,11 @@ def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = N
         figures: Figures by title, in the order to show them: each the text of an SVG file.
 
     Raises:
-        ValueError: The report holds NaN or infinity, a score or rank of a system it does not
-            list, or texts although its settings say it has none.
+        ValueError: The report holds NaN or infinity, or texts although its settings say it has
+            none.
     """
+    if not report["settings"]["text"]:
+        _refuse_text(report)
     environment = Environment(
         loader=PackageLoader("lm_eval_hyprank.report", "page"),
         autoescape=True,
@@ -60,19 +61,19 @@ def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = N
         report=report,
         audit=_audit(report, chance),
         figures=[(title, _data_url(svg)) for title, svg in (figures or {}).items()],
-        data={"report": _compact(report), "chance": chance},
+        data={"report": report, "chance": chance},
         style=style,
         script=script,
-        policy=Markup(_POLICY.format(style=_sha256(style), script=_sha256(script))),
+        policy=_POLICY.format(style=_sha256(style), script=_sha256(script)),
     )
     # A file name in the report may hold what UTF-8 cannot.
     path.write_bytes(html.encode("utf-8", errors="backslashreplace"))
 
 
-def _source(environment: Environment, name: str) -> Markup:
+def _source(environment: Environment, name: str) -> str:
     """Reads a file beside the template as it is: its braces are not Jinja's."""
     assert environment.loader is not None
-    return Markup(environment.loader.get_source(environment, name)[0])
+    return environment.loader.get_source(environment, name)[0]
 
 
 def _sha256(text: str) -> str:
@@ -150,42 +151,6 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
 def _hit(system: Report, end: str = "value") -> float:
     hit: dict[str, float] = system["metrics"]["hit@1"]
     return hit.get(end, hit["value"])
-
-
-def _compact(report: Report) -> dict[str, Any]:
-    """Turns every ``{system id: number}`` of the papers into a list in the order of the systems.
-
-    The script undoes it for the download. None stands where the report has no number.
-    """
-    ids = [system["id"] for system in report["systems"]]
-    if not report["settings"]["text"]:
-        _refuse_text(report)
-
-    def listed(paper: Report, candidate: Report, key: str) -> list[float | None]:
-        numbers = candidate[key]
-        row = [numbers.get(each) for each in ids]
-        if len(numbers) != sum(each in numbers for each in ids):
-            unknown = ", ".join(sorted(set(numbers) - set(ids)))
-            raise ValueError(
-                f"papers: {paper['paper_id']}, candidate {candidate['id']}: {key} of a system that "
-                f"is not among the report's systems: {unknown}"
-            )
-        return row
-
-    papers = [
-        {
-            **paper,
-            "candidates": [
-                {
-                    key: listed(paper, candidate, key) if key in ("scores", "ranks") else value
-                    for key, value in candidate.items()
-                }
-                for candidate in paper["candidates"]
-            ],
-        }
-        for paper in report["papers"]
-    ]
-    return {**report, "papers": papers}
 
 
 def _refuse_text(report: Report) -> None:

@@ -338,7 +338,8 @@ _SCORE_COLUMNS = [
 
 def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     if not tables:
-        return pd.DataFrame(columns=_SCORE_COLUMNS)
+        types = {"is_gold": bool, "score": float, "num_tokens": float, "num_bytes": int}
+        return pd.DataFrame(columns=_SCORE_COLUMNS).astype(types)
     return pd.concat(tables, ignore_index=True)
 
 

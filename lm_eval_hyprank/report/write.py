@@ -44,7 +44,7 @@ def write_report(report: Mapping[str, Any], folder: Path) -> None:
     """
     for name in FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
-    _write(folder / "report.json", json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(folder / "report.json", as_json(report) + "\n")
     made = tables(report)
     for table in made:
         _write(folder / "tables" / f"{table.name}.csv", to_csv(table))
@@ -62,6 +62,23 @@ def write_report(report: Mapping[str, Any], folder: Path) -> None:
     for name, text in exports(report).items():
         _write(folder / "export" / name, text)
     write_page(report, folder / "index.html", pictures)
+
+
+def as_json(value: Any) -> str:
+    """A report as JSON with a line for each key, and for each entry of a list.
+
+    So a paper or a system is a line, and two reports can be compared line by line.
+    """
+    if isinstance(value, Mapping) and value:
+        keys = (f"{_dump(key)}: {as_json(part)}" for key, part in value.items())
+        return "{\n" + ",\n".join(keys) + "\n}"
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(map(_dump, value)) + "\n]"
+    return _dump(value)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _write(path: Path, text: str) -> None:

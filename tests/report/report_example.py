@@ -47,8 +47,8 @@ def report_example(papers: int = 24, systems: int = 12, *, text: bool = True) ->
     described = _systems(systems)
     all_papers = [_paper(number, draw, described, text) for number in range(papers)]
     names = sorted({paper["discipline"] for paper in all_papers})
-    for system in described:
-        _measure(system, all_papers, names)
+    for position, system in enumerate(described):
+        _measure(position, system, all_papers, names)
     best = max(described[: systems - 4], key=lambda system: system["metrics"]["hit@1"]["value"])
     return {
         "schema_version": "1.0",
@@ -141,12 +141,12 @@ def _paper(
         )
     draw.shuffle(candidates)
     for candidate in candidates:
-        candidate["scores"] = {}
-        candidate["ranks"] = {}
+        candidate["scores"] = [None] * len(systems)
+        candidate["ranks"] = [None] * len(systems)
     for position, system in enumerate(systems):
         if system["kind"] == "judge":
             if number % 10 != 9:  # a reply that could not be read
-                _judge(system["id"], candidates, draw)
+                _judge(position, candidates, draw)
             continue
         for candidate in candidates:
             skill = (1.2 - 0.2 * (position % 5)) * (candidate["id"] == "gold")
@@ -159,8 +159,8 @@ def _paper(
                 "raw": lambda s=skill: -draw.gauss(14 + s, 0.8),
                 "nll": lambda s=skill: draw.gauss(3.1 - s, 0.6),
             }[system["scorer"]]()
-            candidate["scores"][system["id"]] = score
-        _rank(system["id"], candidates)
+            candidate["scores"][position] = score
+        _rank(position, candidates)
     if not text:
         for candidate in candidates:
             del candidate["text"]
@@ -181,7 +181,7 @@ def _paper(
     return {**paper, "candidates": candidates}
 
 
-def _rank(system: str, candidates: list[dict[str, Any]]) -> None:
+def _rank(system: int, candidates: list[dict[str, Any]]) -> None:
     scores = [candidate["scores"][system] for candidate in candidates]
     for candidate, score in zip(candidates, scores, strict=True):
         better = sum(other < score for other in scores)
@@ -189,20 +189,21 @@ def _rank(system: str, candidates: list[dict[str, Any]]) -> None:
         candidate["ranks"][system] = better + 1 + tied / 2
 
 
-def _judge(system: str, candidates: list[dict[str, Any]], draw: random.Random) -> None:
+def _judge(system: int, candidates: list[dict[str, Any]], draw: random.Random) -> None:
     """Five candidates ranked, the other eleven one tied group."""
     for place, candidate in enumerate(draw.sample(candidates, len(candidates))):
         candidate["ranks"][system] = place + 1.0 if place < 5 else 11.0
 
 
-def _measure(system: dict[str, Any], papers: list[dict[str, Any]], names: list[str]) -> None:
-    key = system["id"]
+def _measure(
+    position: int, system: dict[str, Any], papers: list[dict[str, Any]], names: list[str]
+) -> None:
     ranks: dict[str, GoldRank] = {}
     for paper in papers:
         gold = next(each for each in paper["candidates"] if each["id"] == "gold")
-        if key not in gold["ranks"]:
+        if gold["ranks"][position] is None:
             continue
-        values = [candidate["ranks"][key] for candidate in paper["candidates"]]
+        values = [candidate["ranks"][position] for candidate in paper["candidates"]]
         ranks[paper["paper_id"]] = gold_rank(values, paper["candidates"].index(gold))
     values = list(ranks.values())
     hit = fmean(rank.hit(1) for rank in values)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from importlib.resources import files
 
 import jsonschema
@@ -29,6 +30,13 @@ def system(report, name):
     return found
 
 
+def numbers(report, candidate, key):
+    """A candidate's scores or ranks by the system's id, those that there are."""
+    ids = [one["id"] for one in report["systems"]]
+    named = dict(zip(ids, candidate[key], strict=True))
+    return {name: value for name, value in named.items() if value is not None}
+
+
 def test_the_report_follows_its_schema(report, validator):
     validator.validate(json.loads(json.dumps(report, allow_nan=False)))
 
@@ -42,7 +50,9 @@ def test_the_report_follows_its_schema(report, validator):
         lambda report: report["systems"][0]["metrics"]["hit@1"].pop("value"),
         lambda report: report["systems"][0]["metrics"].update(mrr=0.5),
         lambda report: report["comparisons"][0].update(p=1.5),
-        lambda report: report["papers"][0]["candidates"][0].update(scores={"a": "1.0"}),
+        lambda report: report["papers"][0]["candidates"][0].update(scores=["1.0"]),
+        lambda report: report["papers"][0]["candidates"][0].update(ranks=[0.5]),
+        lambda report: report["papers"][0]["candidates"][0].update(ranks={"a": 1}),
     ],
 )
 def test_the_schema_refuses_other_shapes(report, validator, spoil):
@@ -113,23 +123,42 @@ def test_invalid_papers_are_counted_and_without_rank(report):
     assert (one["papers"], one["invalid"]) == (7, 1)
     (entry,) = [each for each in report["papers"] if each["paper_id"] == paper]
     for candidate in entry["candidates"]:
-        assert one["id"] not in candidate["ranks"]
-        assert one["id"] not in candidate["scores"]
-        assert f"Lark-1B|{TASK}|nll" in candidate["ranks"]
+        ranks, scores = (numbers(report, candidate, key) for key in ("ranks", "scores"))
+        assert one["id"] not in ranks
+        assert one["id"] not in scores
+        assert f"Lark-1B|{TASK}|nll" in ranks
 
 
-def test_ranks_are_mean_ranks_of_the_scores(report, runs_folder):
-    scores = read_runs([runs_folder]).scores
-    identifier = f"Lark-1B|{TASK}|raw"
-    for entry in report["papers"]:
-        mine = scores[(scores["system"] == identifier) & (scores["paper_id"] == entry["paper_id"])]
-        expected = dict(zip(mine["candidate_id"], rankdata(mine["score"]), strict=True))
-        assert {c["id"]: c["ranks"][identifier] for c in entry["candidates"]} == expected
+def test_every_candidate_has_each_systems_score_and_mean_rank(report, runs_folder):
+    runs = read_runs([runs_folder])
+    scores = pd.concat([runs.scores, runs.control_scores])
+    systems = {one["id"] for one in report["systems"] if one["kind"] == "energy"}
+    systems -= {one for one in systems if one.endswith("pmi")}  # the report's own
+    seen = 0
+    for (system, paper_id), mine in scores.groupby(["system", "paper_id"], sort=False):
+        (entry,) = [each for each in report["papers"] if each["paper_id"] == paper_id]
+        if system not in systems or not mine["score"].map(math.isfinite).all():
+            continue
+        seen += 1
+        own = {c["id"]: numbers(report, c, "scores")[system] for c in entry["candidates"]}
+        ranks = {c["id"]: numbers(report, c, "ranks")[system] for c in entry["candidates"]}
+        ids = mine["candidate_id"].tolist()
+        assert own == pytest.approx(dict(zip(ids, mine["score"], strict=True)), rel=5e-6)
+        assert ranks == dict(zip(ids, rankdata(mine["score"]), strict=True))
+    assert seen == 8 * len(systems) - 2  # one paper is invalid under two scorers
+
+
+def test_a_candidates_scores_have_six_digits(report):
+    numbers = [n for c in report["papers"][0]["candidates"] for n in c["scores"] if n is not None]
+    assert all(len(f"{abs(number)}".replace(".", "").lstrip("0")) <= 6 for number in numbers)
+    assert any(isinstance(number, float) for number in numbers)
 
 
 def test_unranked_candidates_of_a_judge_share_a_rank(report):
     name = "gpt-x|researchbench_judge|judge"
-    ranks = sorted(c["ranks"][name] for c in report["papers"][0]["candidates"])
+    candidates = report["papers"][0]["candidates"]
+    ranks = sorted(numbers(report, candidate, "ranks")[name] for candidate in candidates)
+    assert not any(name in numbers(report, candidate, "scores") for candidate in candidates)
     assert ranks == [1, 2, 3, 4, 5, *[11] * 11]
 
 

@@ -239,19 +239,17 @@ def test_opens_a_paper_by_keyboard_alone(open_page: Open) -> None:
 
     own = next(each for each in paper["candidates"] if each["id"] == "gold")
     cells = gold.locator("td").all_inner_texts()
-    for each, cell in zip(report["systems"], cells, strict=False):
+    for place, cell in enumerate(cells[: len(report["systems"])]):
         rank, *score = cell.split()
-        assert float(rank) == own["ranks"][each["id"]]
+        assert float(rank) == own["ranks"][place]
         if score:
-            assert float(score[0].replace("−", "-")) == pytest.approx(
-                own["scores"][each["id"]], abs=0.6
-            )
+            shown = float(score[0].replace("−", "-"))
+            assert shown == pytest.approx(own["scores"][place], abs=0.6)
 
     button = page.locator("#candidate-table .system-head button").nth(4)
     button.focus()
     page.keyboard.press("Space")
-    system = report["systems"][4]["id"]
-    order = sorted(paper["candidates"], key=lambda each: each["ranks"][system])
+    order = sorted(paper["candidates"], key=lambda each: each["ranks"][4])
     names = [each["id"].replace("_", " ").replace("gold", "★ gold") for each in order]
     expect(rows(page, "candidate-table").locator("th")).to_have_text(names)
 
@@ -493,10 +491,9 @@ def test_a_report_that_was_really_built(open_page: Open, tmp_path: Path) -> None
 def test_one_system_alone(open_page: Open) -> None:
     report = report_example(papers=1, systems=5)
     report["systems"] = report["systems"][:1]
-    own = report["systems"][0]["id"]
     for candidate in report["papers"][0]["candidates"]:
         for key in ("scores", "ranks"):
-            candidate[key] = {own: candidate[key][own]}
+            candidate[key] = candidate[key][:1]
     page = open_page(report)
     expect(rows(page, "leaderboard-table")).to_have_count(1)
     expect(rows(page, "candidate-table")).to_have_count(16)

@@ -622,22 +622,6 @@
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
 
-  /** The report with its lists of numbers as {system id: number} again. */
-  function wholeReport() {
-    const keyed = (numbers) =>
-      Object.fromEntries(
-        systems.flatMap(({ id }, index) => (numbers[index] === null ? [] : [[id, numbers[index]]])),
-      );
-    const candidates = (paper) =>
-      paper.candidates.map((candidate) => ({
-        ...candidate,
-        scores: keyed(candidate.scores),
-        ranks: keyed(candidate.ranks),
-      }));
-    const whole = papers.map((paper) => ({ ...paper, candidates: candidates(paper) }));
-    return { ...report, papers: whole };
-  }
-
   /** Quotes what CSV must, and keeps a spreadsheet from running a name as a formula. */
   function csvCell(value) {
     if (value === undefined) return "";
@@ -669,7 +653,7 @@
     download("leaderboard.csv", "text/csv", csv()),
   );
   byId("download-json").addEventListener("click", () =>
-    download("report.json", "application/json", JSON.stringify(wholeReport())),
+    download("report.json", "application/json", JSON.stringify(report)),
   );
 
   // ---- First drawing
