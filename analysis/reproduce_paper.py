@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lm_eval_hyprank.report.comparisons import agreement
+from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.intervals import METRICS, Settings, estimates, paper_metrics
-from lm_eval_hyprank.report.runs import ReportError, Runs, read_runs
+from lm_eval_hyprank.report.runs import Runs, read_runs
 
 PUBLISHED = Path(__file__).with_name("published.json")
 

@@ -1,9 +1,9 @@
 """Makes docs/sample_report: runs on the embedded demo papers, and the report on them.
 
 ``python scripts/sample_report.py MODELS RUNS OUT`` runs, through lm-eval's command line, the demo's
-energy task and its control without context on the two small models that ``make models`` puts into MODELS, and a
-prompted judge (the smaller one behind a local server, held to the form of the answer). It writes
-below RUNS and makes the report OUT. Runs that are there are left alone.
+energy task and its control without context on the two small models that ``make models`` puts into
+MODELS, and a prompted judge (the smaller one behind a local server, held to the answer's form).
+It writes below RUNS and makes the report OUT. Runs that are there are left alone.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from lm_eval_hyprank.report.audit import (
 )
 from lm_eval_hyprank.report.comparisons import agreement, best_of, compare, tiers
 from lm_eval_hyprank.report.controls import context_shares, pmi_scores
+from lm_eval_hyprank.report.found import LIST_JUDGES
 from lm_eval_hyprank.report.intervals import (
-    JUDGE_KINDS,
     METRICS,
     Settings,
     cell,
@@ -156,7 +156,8 @@ def _systems(
     tier_of = tiers(papers, compared, TIER_METRIC)
     parts = [papers, control_papers, runs.pairwise]
     every = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    judged = every["kind"].isin(JUDGE_KINDS)
+    every = every.reindex(columns=list(dict.fromkeys([*papers, *every])))
+    judged = every["kind"].isin(LIST_JUDGES)
     columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS)
     valid = _cells(estimates(every, columns, settings=settings))
     # A judge's reply that cannot be read is no hit: failures must not flatter the judge.
@@ -185,7 +186,7 @@ def _systems(
             "scorer": scorer,
             "kind": kind,
             "paradigm": str(facts.get("paradigm") or PARADIGMS.get(scorer, scorer)),
-            "papers": len(rows) - (0 if kind in JUDGE_KINDS else invalid),
+            "papers": len(rows) - (0 if kind in LIST_JUDGES else invalid),
             "invalid": invalid,
             "metrics": whole.get(name) or valid.get(name, {}),
             "disciplines": fields.get(name, {}),
@@ -194,7 +195,7 @@ def _systems(
             system |= {"control": facts["control"], "control_of": facts["control_of"]}
         if name in tier_of:
             system["tier"] = int(tier_of[name])
-        if kind in JUDGE_KINDS:
+        if kind in LIST_JUDGES:
             system["metrics_valid"] = valid.get(name, {})
             replies = runs.replies[runs.replies["system"] == name]
             system["parse_rate"] = float((replies["invalid"] == "").mean())
@@ -202,7 +203,7 @@ def _systems(
         if kind == "pairwise":
             system["parse_rate"] = float(rows["parse_rate"].mean())
         # A judge's gold outside its list has no rank.
-        if kind not in JUDGE_KINDS and name in histogram.index:
+        if kind not in LIST_JUDGES and name in histogram.index:
             system["rank_histogram"] = [float(share) for share in histogram.loc[name].dropna()]
         system["gold_beats"] = {
             str(row.against): _cell(row)
@@ -229,7 +230,7 @@ def _reasons(replies: pd.DataFrame) -> dict[str, int]:
 
 def _pooled(papers: pd.DataFrame, settings: Settings) -> list[Report]:
     """Each scorer over all models, as one row: overall and by discipline."""
-    shared = papers[~papers["kind"].isin(["trivial", *JUDGE_KINDS])]
+    shared = papers[~papers["kind"].isin(["trivial", *LIST_JUDGES])]
     models = shared.groupby(["task", "scorer"], sort=False)["model"].nunique()
     several = models[models > 1].index
     keys = pd.MultiIndex.from_frame(shared[["task", "scorer"]])
@@ -253,7 +254,7 @@ def _pooled(papers: pd.DataFrame, settings: Settings) -> list[Report]:
     return pooled
 
 
-def _length_of(rows: pd.DataFrame) -> pd.Series:
+def _has_tokens(rows: pd.DataFrame) -> pd.Series:
     """Whether the tokens of all candidates of a system are known, row by row."""
     return rows["num_tokens"].notna().groupby(rows["system"]).transform("all")
 
@@ -264,14 +265,12 @@ def _length_columns(scores: pd.DataFrame, settings: Settings) -> dict[str, Repor
     Length is the model's own tokens where the run counted them, else bytes.
     """
     columns: dict[str, Report] = {}
-    has_tokens = _length_of(scores)
+    counted = _has_tokens(scores)
     parts: list[tuple[Length, pd.DataFrame]] = [
-        ("num_tokens", scores[has_tokens]),
-        ("num_bytes", scores[~has_tokens]),
+        ("num_tokens", scores[counted]),
+        ("num_bytes", scores[~counted]),
     ]
     for length, rows in parts:
-        if rows.empty:
-            continue
         for row in length_correlation(rows, length, settings).itertuples(index=False):
             columns.setdefault(str(row.system), {})["length_correlation"] = _cell(row)
         for row in length_matched(rows, length, settings).itertuples(index=False):
@@ -285,9 +284,9 @@ def _length_columns(scores: pd.DataFrame, settings: Settings) -> dict[str, Repor
 
 
 def _length_audit(scores: pd.DataFrame, settings: Settings) -> Report:
-    tokens = scores[_length_of(scores)]
+    tokens = scores[_has_tokens(scores)]
     # Bytes are the same under every model: one system's rows say it all.
-    one = scores[scores["system"] == scores["system"].iloc[0]].assign(model=NO_MODEL)
+    one = scores[scores["system"].isin(scores["system"].iloc[:1])].assign(model=NO_MODEL)
     return {
         "baselines_bytes": _records(length_baselines(one, "num_bytes", settings)),
         "baselines_tokens": _records(length_baselines(tokens, "num_tokens", settings)),
@@ -338,7 +337,7 @@ def _best(papers: pd.DataFrame, settings: Settings) -> Report | None:
         "papers": best.papers,
         "naive": cell(best.naive),
         "corrected": cell(best.corrected),
-        "chosen": {system: share for system, share in best.chosen.items() if share > 0},
+        "chosen": best.chosen,
     }
 
 
@@ -348,22 +347,24 @@ def _papers(
     """Every candidate of every paper, its scores and mean ranks in the order of the systems."""
     keys = ["paper_id", "candidate_id"]
     item = [scores["system"], scores["paper_id"]]
-    valid = pd.Series(np.isfinite(scores["score"]), scores.index).groupby(item).transform("all")
+    valid = np.isfinite(scores["score"]).groupby(item).transform("all")
     own = scores["score"].where(valid)
     # A judge's points say no more than the ranks.
-    judged = scores["kind"].isin(JUDGE_KINDS)
+    judged = scores["kind"].isin(LIST_JUDGES)
     table = scores[[*keys, "system"]].assign(
         ranks=own.groupby(item).rank(method="average"), scores=own.mask(judged)
     )
-    wide = table.pivot(index=keys, columns="system", values=["scores", "ranks"])
-    wide = wide.reindex(pd.MultiIndex.from_frame(runs.candidates[keys]))
     ids = [system["id"] for system in systems]
+    rows = pd.MultiIndex.from_frame(runs.candidates[keys])
     numbers = {
-        part: wide[part].reindex(columns=ids).to_numpy(dtype=float).tolist()
+        part: table.pivot(index=keys, columns="system", values=part)
+        .reindex(index=rows, columns=ids)
+        .to_numpy(dtype=float)
+        .tolist()
         for part in ("scores", "ranks")
     }
     counted = scores[scores["num_tokens"].notna()].drop_duplicates(keys).set_index(keys)
-    tokens = counted["num_tokens"].reindex(wide.index).tolist()
+    tokens = counted["num_tokens"].reindex(rows).tolist()
     candidates: dict[str, list[Report]] = {}
     for row, one in enumerate(runs.candidates.itertuples(index=False)):
         candidates.setdefault(one.paper_id, []).append(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
@@ -108,7 +109,7 @@ def _hits(report: Report) -> Figure | None:
     width = max(7.2, 2.2 + 0.19 * len(models) * (len(scored) + 1.5) * 2)
     figure = Figure(figsize=(min(width, 11), 5.6))
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    step = 0.8 / max(len(scored), 1)
+    step = 0.8 / len(scored)
     for axes, metric in zip(grid.flat, _HITS, strict=True):
         axes.set_title(f"Hit@{metric[-1]}", loc="left", fontweight="bold")
         axes.grid(axis="y", visible=True)
@@ -293,23 +294,22 @@ def _length(report: Report) -> Figure | None:
     grid = figure.subplots(len(rows), len(scorers), sharex=True, squeeze=False)
     for axes in grid.flat:
         axes.set_visible(False)
+    candidates = [one for paper in report["papers"] for one in paper["candidates"]]
+    sizes = np.array([one["bytes"] for one in candidates])
+    gold = np.array([one["id"] == "gold" for one in candidates])
+    scores = np.array([one["scores"] for one in candidates], dtype=float)  # null becomes NaN
     # Tens of thousands of points would make a file of many megabytes.
-    many = len(chosen) * sum(len(paper["candidates"]) for paper in report["papers"]) > 3000
+    many = len(chosen) * len(candidates) > 3000
     for place, system in enumerate(report["systems"]):
         if system not in chosen:
             continue
         axes = grid[rows.index((system["model"], system["task"])), scorers.index(system["scorer"])]
         axes.set_visible(True)
         for is_gold in (False, True):
-            points = [
-                (candidate["bytes"], candidate["scores"][place])
-                for paper in report["papers"]
-                for candidate in paper["candidates"]
-                if (candidate["id"] == "gold") is is_gold and candidate["scores"][place] is not None
-            ]
+            points = (gold == is_gold) & np.isfinite(scores[:, place])
             axes.scatter(
-                [x for x, _ in points],
-                [y for _, y in points],
+                sizes[points],
+                scores[points, place],
                 s=9 if is_gold else 5,
                 marker="D" if is_gold else "o",
                 color=COLOURS[1] if is_gold else "#9AA5B1",

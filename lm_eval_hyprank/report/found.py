@@ -13,7 +13,10 @@ from typing import Any
 KINDS = ("energy", "judge", "judge_psc", "pairwise", "embedding")
 """The kinds of task a report can show; a task says its kind in its YAML's metadata."""
 
-JUDGES = ("judge", "judge_psc", "pairwise")
+LIST_JUDGES = ("judge", "judge_psc")
+"""Judges that rank only some candidates; the others are one tied group behind them."""
+
+JUDGES = (*LIST_JUDGES, "pairwise")
 """The kinds whose samples hold a judge's replies."""
 
 SCORERS = ("candidate_score", "embedding_score")

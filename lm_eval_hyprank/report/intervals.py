@@ -23,14 +23,12 @@ from scipy.stats import norm
 
 from lm_eval_hyprank.metrics import HIT_KS
 from lm_eval_hyprank.ranking import GoldRank, gold_rank
+from lm_eval_hyprank.report.found import LIST_JUDGES
 
 Floats = npt.NDArray[np.float64]
 
 METRICS = (*(f"hit@{k}" for k in HIT_KS), "mrr", "win_rate")
 """The columns of per-paper values that :func:`paper_metrics` makes and :func:`estimates` reads."""
-
-JUDGE_KINDS = ("judge", "judge_psc")
-"""Kinds of system that rank only some candidates; the others are one tied group behind them."""
 
 LEVEL = 0.95
 """Coverage that every interval aims at."""
@@ -168,7 +166,7 @@ def paper_metrics(candidates: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row a (system, paper): the kept columns, the fields of `GoldRank`, the metrics,
         ``valid``. Where a score is NaN or infinite, ``valid`` is False and every number NaN. For
-        judges (`JUDGE_KINDS`) ``mrr`` is NaN, for their lists have no rank beyond the last
+        judges (`LIST_JUDGES`) ``mrr`` is NaN, for their lists have no rank beyond the last
         place, and ``win_rate_terminal`` counts an unranked gold as beaten by all, as the
         published study does, where ``win_rate`` gives one half for each of its ties.
 
@@ -190,7 +188,7 @@ def paper_metrics(candidates: pd.DataFrame) -> pd.DataFrame:
             ]
         )
         values["valid"] = valid
-        if "kind" in block.first and block.first["kind"].iloc[0] in JUDGE_KINDS and valid.any():
+        if "kind" in block.first and block.first["kind"].iloc[0] in LIST_JUDGES and valid.any():
             ranked = scores[np.arange(len(scores)), block.gold] < 0
             values["win_rate_terminal"] = values["win_rate"].where(ranked | ~valid, 0.0)
             values = values.drop(columns="mrr")
@@ -318,8 +316,9 @@ def estimates(
     columns.append("degenerate")
     if papers.empty or not wanted:
         return pd.DataFrame(columns=columns)
-    cluster, _ = pd.factorize(cluster_ids(papers["doi"], papers["paper_id"]), sort=True)
     paper, _ = pd.factorize(papers["paper_id"])
+    first = papers.drop_duplicates("paper_id")
+    cluster = pd.factorize(cluster_ids(first["doi"], first["paper_id"]), sort=True)[0][paper]
     values = papers[wanted].to_numpy(dtype=float)
     grouping = papers.groupby(list(by), sort=False, dropna=False)
     code = grouping.ngroup().to_numpy()

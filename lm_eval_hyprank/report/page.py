@@ -15,7 +15,7 @@ from lm_eval_hyprank.ranking import GoldRank
 
 Report = Mapping[str, Any]
 
-_TEXT_KEYS = ("title", "background", "context", "text")
+_TEXT_KEYS = ("title", "context", "text")
 
 # Whatever a report holds, the page can neither fetch nor send, and runs this script alone. The
 # figures are data: images, documents of their own, so their element ids cannot clash.

@@ -29,9 +29,7 @@ from lm_eval_hyprank.report.found import (
     last_part,
     newest,
 )
-from lm_eval_hyprank.report.samples import Loaded, Paper, load
-
-__all__ = ["NO_MODEL", "PARADIGMS", "ReportError", "Run", "Runs", "read_runs"]
+from lm_eval_hyprank.report.samples import Loaded, load
 
 NO_MODEL = "no model"
 """The model name of a scorer that looks at no model, such as fewest bytes first."""
@@ -64,7 +62,6 @@ class Run:
         name: Name of the task in lm-eval.
         kind: One of `KINDS`.
         control: What a control leaves out of the prompt; empty for a task that is none.
-        control_of: The task that a control belongs to; empty for a task that is none.
         version: The task's version.
         date: When the run began, seconds since 1970.
         fingerprint: What decides the model's scores, as the run recorded it; None if it did not.
@@ -72,7 +69,6 @@ class Run:
         pretrained: The model as lm-eval was given it; of a folder its name alone, which is all
             that means anything elsewhere.
         details: What else the run says of the model and the software.
-        files: The run's results file and samples files.
         papers: Number of papers in the run.
         total: Number of papers in the task; more than ``papers`` in a run with ``--limit``.
         truncated: Papers whose context was cut to fit the model.
@@ -83,14 +79,12 @@ class Run:
     name: str
     kind: str
     control: str
-    control_of: str
     version: str
     date: float
     fingerprint: str | None
     source: str
     pretrained: str
     details: dict[str, str]
-    files: tuple[str, ...]
     papers: int
     total: int
     truncated: tuple[str, ...]
@@ -102,8 +96,7 @@ class Runs:
 
     Attributes:
         systems: One row a system (a model, a task and a scorer): ``system`` (its id), ``model``,
-            ``task``, ``scorer``, ``kind``, ``paradigm`` (name for display), ``score`` (the
-            attribute of `ContinuationScore` its filter reads, or empty), ``control`` and
+            ``task``, ``scorer``, ``kind``, ``paradigm`` (name for display), ``control`` and
             ``control_of`` (empty for a system that is no control), ``name`` (of the task in
             lm-eval), ``run`` (place in ``runs``).
         scores: One row a system, paper and candidate, controls and pairwise judges left out:
@@ -119,9 +112,8 @@ class Runs:
         pairwise: One row a system and paper of pairwise judges: ``system``, ``model``,
             ``task``, ``scorer``, ``kind``, ``paper_id``, ``discipline``, ``doi``, ``valid``
             (whether the gold has a rank) and the metrics of `pairwise_results`.
-        replies: One row a reply of a listwise judge: ``system``, ``paper_id``, ``order``,
-            ``candidate_ids`` (as shown), ``ranking`` (best first; empty if invalid),
-            ``invalid`` (the reason, or empty).
+        replies: One row a reply of a listwise judge: ``system``, ``paper_id``, ``invalid``
+            (why it cannot be read; empty if it can).
         runs: The runs.
         files: Under ``read``, ``superseded`` and ``left_out``: files, and why they are not read.
         notes: What a reader should know, in sentences.
@@ -291,13 +283,12 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 "scorer": scorer,
                 "kind": found.kind,
                 "paradigm": _KIND_PARADIGMS.get(found.kind) or PARADIGMS.get(scorer, scorer),
-                "score": reads.get(scorer, ""),
                 "control": found.control,
                 "control_of": str(found.metadata.get("control_of") or ""),
                 "name": found.task,
                 "run": place,
             }
-            if system["score"] == "num_bytes":
+            if reads.get(scorer) == "num_bytes":
                 if not found.control:
                     _merge_trivial(system, run, trivial, trivial_scores)
                 continue
@@ -306,7 +297,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 pairwise.extend(_pairwise_rows(system, run, run.pairwise[scorer]))
                 continue
             if found.kind in JUDGES:
-                replies.extend(_replies(str(system["system"]), run.judge[scorer], run.papers))
+                replies.extend(_replies(str(system["system"]), run.judge[scorer]))
             table = _system_frame(system, frame, run, run.scores[scorer])
             (controls if found.control else base).append(table)
     for scorer, system in trivial.items():
@@ -320,10 +311,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
         papers=papers,
         candidates=candidates,
         pairwise=pd.DataFrame(pairwise),
-        replies=pd.DataFrame(
-            replies,
-            columns=["system", "paper_id", "order", "candidate_ids", "ranking", "invalid"],
-        ),
+        replies=pd.DataFrame(replies, columns=["system", "paper_id", "invalid"]),
         runs=runs,
         files=files,
         notes=_notes(loaded),
@@ -409,17 +397,15 @@ def _system_frame(
     scores: Mapping[str, Mapping[str, float]],
 ) -> pd.DataFrame:
     """The scores of one system, in the order of papers and candidates that all systems have."""
-    tokens: dict[tuple[str, str], int] = {}
-    if run is not None:
-        for paper_id, paper in run.papers.items():
-            for candidate, count in zip(paper.texts, paper.tokens or (), strict=False):
-                tokens[paper_id, candidate] = count
     keys = list(zip(frame["paper_id"], frame["candidate_id"], strict=True))
     own = {name: system[name] for name in ("system", "model", "task", "scorer", "kind", "control")}
     table = frame.assign(
         **own,
         score=[scores[paper][candidate] for paper, candidate in keys],
-        num_tokens=[float(tokens.get(key, math.nan)) for key in keys],
+        num_tokens=[
+            run.papers[paper].tokens.get(candidate, math.nan) if run else math.nan
+            for paper, candidate in keys
+        ],
     )
     return table[_SCORE_COLUMNS]
 
@@ -434,22 +420,11 @@ def _pairwise_rows(
         yield {**own, **facts, "valid": "win_rate" in metrics, **metrics}
 
 
-def _replies(
-    system: str, replies: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Paper]
-) -> Iterator[dict[str, Any]]:
-    """One row a reply; several orders of one paper are numbered."""
+def _replies(system: str, replies: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row a reply; a judge asked in several orders has several of a paper."""
     for paper_id, reply in replies.items():
-        paper = papers[paper_id]
-        single = {**reply, "candidate_ids": list(paper.texts)}
-        for number, one in enumerate(reply.get("orders", [single])):
-            yield {
-                "system": system,
-                "paper_id": paper_id,
-                "order": str(number) if "orders" in reply else paper.order,
-                "candidate_ids": tuple(one["candidate_ids"]),
-                "ranking": tuple(one["ranking"] or ()),
-                "invalid": one.get("invalid") or "",
-            }
+        for one in reply.get("orders", [reply]):
+            yield {"system": system, "paper_id": paper_id, "invalid": one.get("invalid") or ""}
 
 
 def _run(loaded: Loaded) -> Run:
@@ -475,14 +450,12 @@ def _run(loaded: Loaded) -> Run:
         name=found.task,
         kind=found.kind,
         control=found.control,
-        control_of=str(found.metadata.get("control_of") or ""),
         version=found.version,
         date=found.date,
         fingerprint=found.fingerprint,
         source=str(config.get("model") or ""),
         pretrained=_hub_name(next((arguments[k] for k in NAME_ARGS if arguments.get(k)), "")),
         details={key: str(value) for key, value in details.items() if value},
-        files=tuple(found.names()),
         papers=papers,
         total=total,
         truncated=tuple(loaded.truncated),

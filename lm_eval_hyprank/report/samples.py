@@ -27,8 +27,7 @@ class Paper:
         context: The prompt before the candidate.
         texts: From a candidate's id to its text, in the run's order.
         gold: Id of the gold.
-        tokens: Tokens of each candidate, in the same order, if the run counted them.
-        order: The name of the order in which a judge was shown the candidates.
+        tokens: From a candidate's id to its tokens; empty if the run did not count them.
     """
 
     discipline: str
@@ -37,8 +36,7 @@ class Paper:
     context: str
     texts: dict[str, str]
     gold: str
-    tokens: tuple[int, ...] | None
-    order: str
+    tokens: dict[str, int]
 
 
 @dataclass
@@ -200,8 +198,7 @@ def _paper(sample: Mapping[str, Any], doc: Mapping[str, Any], where: str) -> Pap
         context=str(doc.get("context") or ""),
         texts=dict(zip(ids, texts, strict=True)),
         gold=ids[gold],
-        tokens=None if tokens is None else tuple(int(one) for one in tokens),
-        order=str(doc.get("order") or ""),
+        tokens={} if tokens is None else dict(zip(ids, map(int, tokens), strict=True)),
     )
 
 

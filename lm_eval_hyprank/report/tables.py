@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_eval_hyprank.report.found import JUDGES
+from lm_eval_hyprank.report.found import JUDGES, LIST_JUDGES
 
 Report = Mapping[str, Any]
 Value = str | int | Mapping[str, float] | None
@@ -108,7 +108,7 @@ def overall(report: Report) -> Table:
         "No system can be told apart from the best of its tier; see the table of comparisons.",
         f"Chance: {_chance(report)}." if "candidates" in report["paper_set"] else "",
     ]
-    if any(system["kind"] in ("judge", "judge_psc") for system in report["systems"]):
+    if any(system["kind"] in LIST_JUDGES for system in report["systems"]):
         table.notes.append(
             "A judge's unreadable reply counts as no hit. It names its first five only, so it has "
             "no MRR."
@@ -182,7 +182,7 @@ def gold_beats(report: Report) -> Table:
             beats = system.get("gold_beats", {})
             if beats:
                 table.rows.append((section, [system["model"], *(beats.get(k) for k in kinds)]))
-                judged |= system["kind"] in ("judge", "judge_psc")
+                judged |= system["kind"] in LIST_JUDGES
     if judged:
         table.notes.append(
             "Judges: over readable replies; what a judge did not rank is tied. The table of judges "

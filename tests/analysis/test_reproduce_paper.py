@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from analysis import reproduce_paper
+from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.intervals import Settings
-from lm_eval_hyprank.report.runs import ReportError, read_runs
+from lm_eval_hyprank.report.runs import read_runs
 from tests.report.run_folder import documents, write_energy, write_judge
 
 PUBLISHED = json.loads(reproduce_paper.PUBLISHED.read_text(encoding="utf-8"))

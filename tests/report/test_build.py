@@ -14,7 +14,15 @@ from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
 from tests.report.conftest import SCORERS, with_sums
-from tests.report.run_folder import IDS, TASK, documents, write_energy, write_judge, write_psc
+from tests.report.run_folder import (
+    IDS,
+    TASK,
+    documents,
+    write_energy,
+    write_judge,
+    write_pairwise,
+    write_psc,
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +113,15 @@ def test_a_judge_without_a_readable_reply_has_no_hits(tmp_path):
     assert judge["metrics"]["hit@5"]["value"] == 0
     assert "metrics_valid" not in judge
     assert judge["parse_rate"] == 0
+
+
+def test_a_pairwise_judge_may_stand_alone(tmp_path, validator):
+    write_pairwise(tmp_path, lambda doc, other, first: first)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    validator.validate(made)
+    (judge,) = made["systems"]
+    assert judge["metrics"]["accuracy"]["value"] == judge["metrics"]["hit@1"]["value"] == 1
+    assert made["papers"][0]["candidates"][0]["ranks"] == [None]
 
 
 def test_a_gold_that_orders_leave_tied_but_ranked_keeps_its_win_rate(tmp_path):

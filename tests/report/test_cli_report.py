@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lm_eval_hyprank.cli import main
+from lm_eval_hyprank.report.write import as_json
 from tests.report.run_folder import TASK, documents, samples_of, write_energy
 
 FAST = ["--resamples", "50"]
@@ -60,6 +61,19 @@ def test_the_seed_changes_intervals_and_no_value(tmp_path):
     one, other = (report["systems"][0]["metrics"]["mrr"] for report in reports)
     assert one["value"] == other["value"]
     assert (one["low"], one["high"]) != (other["low"], other["high"])
+
+
+def test_report_json_has_a_line_for_each_paper_and_system(report, tmp_path):
+    text = as_json(report)
+    assert json.loads(text) == json.loads(json.dumps(report))
+    lines = [line.removesuffix(",") for line in text.splitlines()]
+    for key in ("papers", "systems", "comparisons"):
+        start = lines.index(f'"{key}": [') + 1
+        end = start + len(report[key])
+        assert [json.loads(line) for line in lines[start:end]] == report[key]
+        assert lines[end] == "]"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json({"a": float("nan")})
 
 
 def test_bca_intervals_on_request(tmp_path):

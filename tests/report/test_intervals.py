@@ -80,7 +80,7 @@ def test_a_judges_unranked_gold_under_both_conventions():
     assert np.isnan([first["mrr"], second["mrr"]]).all()
     assert np.isnan([third["win_rate_terminal"], third["win_rate"], third["hit@1"]]).all()
     # Several orders taken together may tie two candidates that both are ranked.
-    tied = paper_metrics(rows.assign(score=rows["score"].clip(lower=-3)))
+    tied = paper_metrics(rows.assign(score=rows["score"].clip(lower=-3), kind="judge_psc"))
     assert tied["win_rate_terminal"].tolist()[:1] == tied["win_rate"].tolist()[:1] == [14 / 15]
     assert paper_metrics(rows.assign(kind="energy"))["win_rate_terminal"].isna().all()
 

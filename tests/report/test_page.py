@@ -169,7 +169,7 @@ def test_without_text_the_page_holds_none(tmp_path: Path) -> None:
     assert page_of(report, tmp_path).says("Holds text of the data set.")
 
 
-@pytest.mark.parametrize("key", ["title", "context", "background"])
+@pytest.mark.parametrize("key", ["title", "context"])
 def test_refuses_text_in_a_report_said_to_hold_none(key: str, tmp_path: Path) -> None:
     report = report_example(text=False)
     report["papers"][5][key] = "A text."

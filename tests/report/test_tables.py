@@ -185,8 +185,8 @@ def test_latex_is_a_whole_float(made):
         assert width == {len(table.header) - 1}
 
 
-def test_minus_zero_is_zero():
+def test_minus_zero_is_zero_and_a_small_number_is_not():
     table = Table(
         "overall", "C.", ["Model", "x"], [("", ["m", {"value": -0.0, "low": -0.0001, "high": 1.0}])]
     )
-    assert "0.000 [0.000, 1.000]" in markdown([table])
+    assert "| 0.000 [&gt; −0.001, 1.000] |" in markdown([table])

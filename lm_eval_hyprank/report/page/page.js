@@ -549,7 +549,7 @@
 
   function drawPaper() {
     const paper = papers[current];
-    const context = paper.context ?? paper.background;
+    const { context } = paper;
     byId("paper-title").textContent = nameOf(paper);
     byId("paper-facts").textContent = [
       paper.discipline,
