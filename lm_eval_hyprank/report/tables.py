@@ -342,7 +342,7 @@ def controls(report: Report) -> Table:
                 cells += [without, _interval(row or {}, "difference", "difference")]
             table.rows.append((_TITLES[metric], cells))
     table.notes += [
-        f"No PMI of {entry['model']}: {entry['why']}."
+        f"No PMI of {entry['model']} on {entry['task']}: {entry['why']}."
         for entry in report["controls"]["pmi_absent"]
         if shares
     ]
@@ -386,11 +386,11 @@ def _papers(count: int) -> str:
 
 def _number(cell: Mapping[str, float], percent: bool, interval: bool) -> str:
     def shown(number: float) -> str:
-        if not percent and 0 < abs(number) < 0.0005:
-            return "< 0.001" if number > 0 else "> −0.001"  # not 0, and not printed as 0
         text = f"{100 * number:.1f}" if percent else f"{number:.3f}"
         return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
 
+    if not percent and "low" not in cell and 0 < cell["value"] < 0.0005:
+        return "< 0.001"  # a p value is never 0
     text = shown(cell["value"]) + (" %" if percent else "")
     if interval and cell.get("degenerate"):
         text += f" {NO_WIDTH}"
