@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from lm_eval.api.instance import Instance
@@ -22,7 +24,7 @@ def rank_candidates(
     model: Any,
     tokenizer: Any,
     context: str,
-    candidates: Sequence[str],
+    candidates: Sequence[str] | npt.NDArray[Any] | pd.Series[str],
     scores: Iterable[str | Mapping[str, Any]] = ("nll", "raw"),
     *,
     separator: str = " ",
@@ -34,10 +36,10 @@ def rank_candidates(
         tokenizer: Its tokenizer.
         context: What stands before each candidate, for instance ``"Background: ...\n
             Research Question: ...\nHypothesis:"``.
-        candidates: At least two texts.
+        candidates: At least two texts: a list, a NumPy array or a pandas Series.
         scores: Names of scores, lower is better (docs/scores.md); or, where one takes
             parameters, what a task's YAML says of it: ``{"score": "min_k", "percent": 10}``.
-        separator: Stands between context and candidate.
+        separator: Stands between context and candidate; must not meet whitespace there.
 
     Returns:
         One row a candidate, best by the first score on top, its index the candidate's place in
@@ -46,9 +48,12 @@ def rank_candidates(
 
     Raises:
         TypeError: The model or an argument is of the wrong kind, or the model cannot be scored.
-        ValueError: A candidate is empty or too long for the model, there are fewer than two, a
-            score is unknown, or the model's numbers are no numbers.
+        ValueError: A candidate is empty or too long for the model, there are fewer than two, the
+            separator would double whitespace, a score is unknown, or the model's numbers are no
+            numbers.
     """
+    if isinstance(candidates, np.ndarray | pd.Series):
+        candidates = candidates.tolist()
     _check_texts(context, candidates, separator)
     filters = _filters(scores)
     _check_model(model, tokenizer)
@@ -93,6 +98,16 @@ def _check_texts(context: str, candidates: Sequence[str], separator: str) -> Non
             raise TypeError(f"candidate {index} is {type(candidate).__name__}, not text")
         if not candidate.strip():
             raise ValueError(f"candidate {index} is empty, so it has no tokens to score")
+        if separator[-1:].isspace() and candidate[0].isspace():
+            raise ValueError(
+                f"candidate {index} starts with whitespace and the separator {separator!r} ends "
+                'with it, which would be doubled; strip the candidate, or pass separator=""'
+            )
+    if separator[:1].isspace() and context[-1:].isspace():
+        raise ValueError(
+            f"the context ends with whitespace and the separator {separator!r} starts with it, "
+            'which would be doubled; strip the end of the context, or pass separator=""'
+        )
     if len(candidates) < 2:
         raise ValueError(f"ranking needs at least two candidates, got {len(candidates)}")
 

@@ -22,7 +22,13 @@ from rich.table import Table
 
 from lm_eval_hyprank.datasets.facts import LONGER, Facts, describe
 from lm_eval_hyprank.datasets.researchbench import locate
-from lm_eval_hyprank.datasets.validation import DatasetError, Finding, check_folder, printable
+from lm_eval_hyprank.datasets.validation import (
+    DatasetError,
+    Finding,
+    check_folder,
+    layout_findings,
+    printable,
+)
 
 _TASK = "researchbench_energy"
 _PACKAGES = ("lm_eval_hyprank", "lm_eval", "torch", "transformers", "datasets", "huggingface_hub")
@@ -47,7 +53,11 @@ def main(argv: list[str] | None = None) -> int:
             return _run(arguments[1:])
         if arguments[:1] == ["new"]:
             return _new(arguments[1:])
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        if not arguments:
+            parser.print_help(sys.stderr)
+            return 2
+        options = parser.parse_args(arguments)
         if options.command == "validate":
             return _validate(options.folder, options.revision)
         if options.command == "report":
@@ -174,6 +184,8 @@ def _validate(folder: str | None, revision: str | None) -> int:
     if folder is not None and revision is not None:
         raise DatasetError("--revision is for the hub's copy; leave it out, or leave out DIR")
     path = locate(None, revision) if folder is None else Path(folder).expanduser()
+    if not path.is_dir():
+        raise DatasetError(str(layout_findings(path)[0]))
     papers, findings = check_folder(path)
     console = _console()
     _line(console, f"Data: {path}")
@@ -303,7 +315,6 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    from lm_eval_hyprank.harness import reads_replies
     from lm_eval_hyprank.judge.cost import CostError, estimate, token_counter
 
     table = _table("Tokens")
@@ -312,8 +323,6 @@ def _cost(options: argparse.Namespace) -> int:
     try:
         count = token_counter(options.tokenizer)
         for name, task in _load_tasks(options.tasks, options.metadata).items():
-            if not reads_replies(task):
-                raise CostError(f"{name} asks no judge: its model runs here and has no price")
             cost = estimate(task, count, options.limit, options.max_gen_toks)
             numbers = (cost.requests, cost.prompt_tokens, cost.longest_prompt, cost.reply_tokens)
             table.add_row(name, *(f"{number:,}" for number in numbers))
@@ -321,6 +330,8 @@ def _cost(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     console = _console()
+    # Never cut to the terminal: names are for copying, and folded numbers are misread.
+    console.width = 10_000
     console.print(table)
     _line(console, "")
     _line(
@@ -344,6 +355,9 @@ def _load_tasks(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]
         if unknown := [name for name in names if name not in known]:
             judges = ", ".join(n for n in known if "judge" in n or "pairwise" in n)
             raise CostError(f"there is no task {unknown[0]}; a judge is asked by: {judges}")
+        for name in sorted(_our_tasks(names, manager.task_index)):
+            if manager.task_index[name].cfg["output_type"] != "generate_until":
+                raise CostError(f"{name} asks no judge: its model runs here and has no price")
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]
     return tasks
 

@@ -25,7 +25,7 @@ from lm_eval_hyprank import token_file
 from lm_eval_hyprank.extras import Extras, union
 from lm_eval_hyprank.filters import CandidateScore, EmbeddingScore
 from lm_eval_hyprank.judge.asking import ask, check_judge, judge_fingerprint, keep_answers_only
-from lm_eval_hyprank.judge.replies import JudgeRanking, JudgeVerdict
+from lm_eval_hyprank.judge.replies import JudgeRanking, JudgeVerdict, remedies
 from lm_eval_hyprank.judge.scoring import NOTES, figures
 from lm_eval_hyprank.models.embedding import check_embeds
 from lm_eval_hyprank.models.hf import (
@@ -96,8 +96,16 @@ def _wrap(evaluate: Any) -> Any:
                 if scored:
                     extras = cached_extras(lm, extras)
                 stack.enter_context(keep_answers_only(lm))
-            if scored and not (isinstance(model, EnergyHFLM) and extras is None):
-                answer = functools.partial(score_requests, model, extras=extras)
+            # With gen_prefix the context ends with that text, and the separator has its place.
+            headed = {
+                name
+                for name, task in scored.items()
+                if kwargs.get("apply_chat_template") and not task.config.gen_prefix
+            }
+            if scored and not (isinstance(model, EnergyHFLM) and extras is None and not headed):
+                answer = functools.partial(
+                    score_requests, model, extras=extras, after_header=headed
+                )
                 stack.enter_context(_hook(model, "loglikelihood", scored.keys(), answer))
             if judged:
                 answer = functools.partial(ask, model, model.generate_until)
@@ -292,11 +300,23 @@ def cached_extras(cache: CachingLM, extras: Extras | None) -> Extras | None:
     held: Extras | None = cache.dbdict.get(EXTRAS_KEY)
     if extras is not None and (held is None or union([held, extras]) != held):
         raise ValueError(
-            f"the response cache {cache.cache_db} holds "
-            f"{'sums' if held is None else held}, but a scorer or file of this run needs {extras} "
-            "of every token; give --use_cache another path, or delete the file"
+            f"the response cache {cache.cache_db} lacks {_lacking(held, extras)}, which a scorer "
+            "or file of this run needs. Such scores need a cache path of their own: give "
+            "--use_cache another path, or delete the file"
         )
     return held
+
+
+def _lacking(held: Extras | None, extras: Extras) -> str:
+    had = held or Extras()
+    heats = sorted(extras.temperatures - had.temperatures)
+    lacks = {
+        "the values of every token": held is None,
+        "logits before soft-capping": extras.precap and not had.precap,
+        "the mean and variance of log-probabilities": extras.moments and not had.moments,
+        f"free energies at temperature {', '.join(map(str, heats))}": bool(heats),
+    }
+    return ", ".join(name for name, missing in lacks.items() if missing)
 
 
 def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
@@ -330,10 +350,11 @@ def _annotate_judged(results: dict[str, Any], tasks: Mapping[str, Task]) -> None
         found = figures((sample["doc"], sample["filtered_resps"]) for sample in samples)
         results["hyprank"]["judge"][name] = found
         if found["invalid"]:
+            reasons = ", ".join(f"{reason} ({n})" for reason, n in found["invalid"].items())
             logger.warning(
                 "%s: %d of %d replies say nothing that can be scored: %s",
                 name,
                 found["replies"] - found["valid"],
                 found["replies"],
-                ", ".join(f"{reason} ({count})" for reason, count in found["invalid"].items()),
+                "; ".join([reasons, *remedies(found["invalid"])]),
             )

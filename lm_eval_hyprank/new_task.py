@@ -8,12 +8,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from lm_eval_hyprank.datasets import generic, rows
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.validation import SKIP_OPTION, DatasetError
 from lm_eval_hyprank.metrics import process_results
 
 DESCRIPTION = """Looks at a data file and writes the YAML of a task that ranks its candidates, with
@@ -56,6 +57,7 @@ _SEVERAL = {"candidates", "gold", "negatives", "experts"}
 _OF_CANDIDATES = _COLUMN_OPTIONS.keys() - {"id", "group"}
 
 _MOST_GROUPS = 50
+_OFTEN_EMPTY = 0.2  # a column so often empty is meant to be; in fewer rows, a cell was forgotten
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,6 +81,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", help="the hub's split")
     parser.add_argument("--subset", help="the hub's subset")
     parser.add_argument(
+        "--skip-invalid",
+        action="store_true",
+        help="leave out faulty items, naming their rows, here and at every run of the task",
+    )
+    parser.add_argument(
         "--per-group", action="store_true", help="also write a task for each value of the group"
     )
     return parser
@@ -94,14 +101,16 @@ def create(options: argparse.Namespace) -> list[str]:
         What to tell the user, line by line.
 
     Raises:
-        DatasetError: The data cannot be used, its columns cannot be told, or a file is in the way.
+        DatasetError: The data cannot be used, its columns cannot be told, the name is taken, or
+            a file is in the way.
     """
     name = options.name
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise DatasetError(f"the name {name!r} has other characters than letters, digits, _ . -")
     folder = Path(options.output).expanduser()
-    source = {"data": options.data, "split": options.split, "subset": options.subset}
-    source = {key: value for key, value in source.items() if value is not None}
+    source: dict[str, Any] = {
+        key: value for key in ("data", "split", "subset") if (value := getattr(options, key))
+    }
     if Path(options.data).expanduser().exists():
         source["data"] = Path(options.data).expanduser().absolute().as_posix()
     table = rows.read(**source)
@@ -113,7 +122,12 @@ def create(options: argparse.Namespace) -> list[str]:
     # A shell hands over the two characters \n that were typed.
     prompt = options.prompt.replace(r"\n", "\n") if options.prompt else None
     prompt = prompt or guess_prompt(table, columns)
-    documents = generic.load(**source, **columns, prompt=prompt)["test"]
+    if options.skip_invalid:
+        source["skip_invalid"] = True
+    try:
+        documents = generic.load(**source, **columns, prompt=prompt)["test"]
+    except DatasetError as error:
+        raise DatasetError(str(error).replace(SKIP_OPTION, "--skip-invalid")) from None
 
     files = {f"{name}.yaml": _task_yaml(name, source, columns, prompt)}
     runs = name
@@ -123,13 +137,17 @@ def create(options: argparse.Namespace) -> list[str]:
         files |= _group_yamls(name, sorted(set(documents["discipline"])), "gold" in documents[0])
         runs = f"{name}_by_group"
     for file in files:
+        if (task := file.removesuffix(".yaml")) in _known_names():
+            raise DatasetError(
+                f"lm-eval has a task, group or tag {task!r} already; choose another NAME"
+            )
         if (folder / file).exists():
             raise DatasetError(f"{folder / file} exists; choose another NAME, or delete it")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     return [
-        *_about(table, columns, stated, documents),
+        *_about(table, columns, stated, documents, prompt),
         "",
         *(f"Wrote {folder / file}" for file in files),
         "Look at it, and change what was guessed wrong. Then, MODEL being a local folder or a",
@@ -138,6 +156,14 @@ def create(options: argparse.Namespace) -> list[str]:
         f"    lm_eval run --model hf --model_args pretrained=MODEL --tasks {shlex.quote(runs)} "
         f"--include_path {shlex.quote(str(folder))} --output_path results --log_samples",
     ]
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    """The names that lm-eval has without --include_path, those of this package among them."""
+    from lm_eval.tasks import TaskManager
+
+    return frozenset(TaskManager().all_tasks)
 
 
 # --- guessing -------------------------------------------------------------------------------
@@ -236,7 +262,8 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
     """Writes a prompt of the columns that are left, each on a line behind its name.
 
     Columns with a name that prompts are made of are taken where there are any, else all with
-    texts; the last line names what is to follow.
+    texts, and those that are often empty only where they are not; the last line names what is
+    to follow.
     """
     used = _flat(columns)
     free = [c for c in table.columns if c not in used and _any_texts(_values(table, c))]
@@ -250,15 +277,28 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
         )
     lines = []
     for column in chosen:
-        place = column if column.isidentifier() else f"row[{json.dumps(column)}]"
+        place = _place(column)
         listed = any(isinstance(value, list) for value in _values(table, column))
         field = f"{{{{ {place} | join('\\n') }}}}" if listed else f"{{{{ {place} }}}}"
-        empty = any(value in (None, "", []) for value in _all(table, column))
+        # A prompt without its only column would be none.
+        optional = len(chosen) > 1 and _gaps(table, column) >= _OFTEN_EMPTY * len(table.rows)
         line = f"{_title(column)}: {field}\n"
-        lines.append(f"{{% if {place} %}}{line}{{% endif %}}" if empty else line)
-    what = columns.get("candidate", columns.get("gold", columns.get("candidates", "answer")))
+        lines.append(f"{_asks(place)}{line}{{% endif %}}" if optional else line)
+    what = columns.get("candidate", columns.get("gold", "answer"))
     ending = _title(what if isinstance(what, str) else "answer")
     return "".join(lines) + f"{ending}:"
+
+
+def _place(column: str) -> str:
+    return column if column.isidentifier() else f"row[{json.dumps(column)}]"
+
+
+def _asks(place: str) -> str:
+    return f"{{% if {place} %}}"
+
+
+def _gaps(table: rows.Rows, column: str) -> int:
+    return sum(value in (None, "", []) for value in _all(table, column))
 
 
 def _is_named(column: str, pattern: str) -> bool:
@@ -346,7 +386,7 @@ def _template(name: str) -> Path:
 
 
 def _task_yaml(
-    name: str, source: Mapping[str, str], columns: Mapping[str, Any], prompt: str
+    name: str, source: Mapping[str, Any], columns: Mapping[str, Any], prompt: str
 ) -> str:
     judged = columns.keys() & {"relevance", "experts"}
     template = _template("experts.yaml" if judged else "ranking.yaml").as_posix()
@@ -356,6 +396,7 @@ def _task_yaml(
         "gold": "the right candidate",
         "negatives": "the others",
         "group": "for a breakdown in reports",
+        "skip_invalid": "faulty items are left out, and their rows named",
     }
     lines = [
         "# Written by `hyprank new`; all of it may be changed. The scorers and metrics come from:",
@@ -407,7 +448,11 @@ def _group_yamls(name: str, groups: Iterable[str], ranked: bool) -> dict[str, st
 
 
 def _about(
-    table: rows.Rows, columns: Mapping[str, Any], stated: Mapping[str, Any], documents: Any
+    table: rows.Rows,
+    columns: Mapping[str, Any],
+    stated: Mapping[str, Any],
+    documents: Any,
+    prompt: str,
 ) -> list[str]:
     """What was found, and what the model will see of the first item."""
     sizes = [len(candidates) for candidates in documents["candidates"]]
@@ -423,6 +468,13 @@ def _about(
         lines.append(
             f"  {key + ':':<12} {value if isinstance(value, str) else ', '.join(value)} ({origin})"
         )
+    if "id" not in columns:
+        lines += _without_id(table, columns)
+    lines += [
+        f"  {column} is empty in {gaps} of {len(table.rows)} rows; the prompt leaves it out there."
+        for column in table.columns
+        if _asks(_place(column)) in prompt and (gaps := _gaps(table, column))
+    ]
     first = documents[0]
     lines += ["", "The first item, as the model will see it:", ""]
     lines += [f"  | {line}" for line in first["context"].splitlines()]
@@ -433,6 +485,23 @@ def _about(
     if len(first["candidates"]) > 10:
         lines.append(f"  ... and {len(first['candidates']) - 10} more")
     return lines
+
+
+def _without_id(table: rows.Rows, columns: Mapping[str, Any]) -> list[str]:
+    """Says why a column that is named like an id is none, and what stands in its place."""
+    for column in table.columns:
+        named = any(_is_named(column, pattern) for pattern in _ID.split())
+        if column in _flat(columns) or not (named or column.lower().endswith("id")):
+            continue
+        first: dict[Any, int] = {}
+        for row in table.rows:
+            value = row.values.get(column)
+            if value not in (None, "") and first.setdefault(str(value), row.number) != row.number:
+                return [
+                    f"  {column} would be the id, but {str(value)!r} occurs in rows "
+                    f"{first[str(value)]} and {row.number}: the row's number is the id instead."
+                ]
+    return []
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 from transformers import T5Config, T5ForConditionalGeneration
@@ -75,6 +76,20 @@ def test_the_separator_is_scored(model, tokenizer):
     assert set(newline["nll"]).isdisjoint(space["nll"])
 
 
+@pytest.mark.parametrize("kind", [np.array, pd.Series])
+def test_arrays_and_series_are_taken(model, tokenizer, kind):
+    found = rank_candidates(model, tokenizer, CONTEXT, kind(TEXTS))
+    pd.testing.assert_frame_equal(found, rank_candidates(model, tokenizer, CONTEXT, TEXTS))
+
+
+def test_without_a_separator_whitespace_is_the_callers(model, tokenizer):
+    spaced = [f" {text}" for text in TEXTS]
+    found = rank_candidates(model, tokenizer, CONTEXT, spaced, separator="")
+    expected = rank_candidates(model, tokenizer, CONTEXT, TEXTS)
+    assert list(found["nll"]) == list(expected["nll"])
+    rank_candidates(model, tokenizer, CONTEXT + " ", TEXTS, separator="")
+
+
 def test_model_and_tokenizer_are_left_as_they_were(caplog):
     model, tokenizer = tiny.llama().train(), tiny.tokenizer()
     tokenizer.pad_token = None
@@ -92,6 +107,10 @@ def test_model_and_tokenizer_are_left_as_they_were(caplog):
         ({"candidates": "one text"}, TypeError, "candidates is str; give a list of texts"),
         ({"candidates": ["a", None]}, TypeError, "candidate 1 is NoneType, not text"),
         ({"candidates": ["a", " \n"]}, ValueError, "candidate 1 is empty"),
+        ({"candidates": np.array([["a", "b"]])}, TypeError, "candidate 0 is list, not text"),
+        ({"candidates": pd.Series(["a", math.nan])}, TypeError, "candidate 1 is float, not text"),
+        ({"candidates": ["a", " b"]}, ValueError, r"candidate 1 starts with.*strip.*or.*=\"\""),
+        ({"context": "A:\n"}, ValueError, r"the context ends with.*strip the end.*or.*=\"\""),
         ({"candidates": ["a"]}, ValueError, "at least two candidates, got 1"),
         ({"candidates": []}, ValueError, "at least two candidates, got 0"),
         ({"candidates": ["a", "fox " * 600]}, ValueError, r"candidate 1 has \d+ tokens, too many"),

@@ -130,9 +130,11 @@ def test_validate_takes_folder_or_revision(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_validate_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["validate", str(tmp_path / "none")]) == 1
-    shown = words(capsys.readouterr().out)
-    assert "does not exist. Point to the folder that holds" in shown
+    assert cli.main(["validate", str(tmp_path / "none")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith(f"{tmp_path / 'none'}: does not exist. Point to the folder that holds")
 
 
 def test_validate_in_a_pipe_of_a_plain_locale(
@@ -163,7 +165,19 @@ def test_validate_real_data(researchbench_dir: Path, capsys: pytest.CaptureFixtu
     assert "Material Science 4" in shown
 
 
-@pytest.mark.parametrize("arguments", [[], ["bogus"], ["validate", "--bogus"]])
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = words(capsys.readouterr().err)
+    for text in (
+        "usage: hyprank",
+        "validate check a ResearchBench",
+        "cost say how",
+        "run `lm_eval",
+    ):
+        assert text in shown
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["validate", "--bogus"]])
 def test_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)

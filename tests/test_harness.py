@@ -20,7 +20,8 @@ import lm_eval_hyprank.tasks  # noqa: F401
 from lm_eval_hyprank import ContinuationScore, harness
 from lm_eval_hyprank.datasets import demo
 from lm_eval_hyprank.metrics import process_results
-from lm_eval_hyprank.models.hf import EnergyHFLM
+from lm_eval_hyprank.models import hf
+from lm_eval_hyprank.models.hf import EnergyHFLM, encode
 from lm_eval_hyprank.scores import min_k
 from tests import tiny
 from tests.conftest import TASK_CONFIGS
@@ -465,8 +466,11 @@ SCORES_TASK = "hyprank_demo_energy_scores"
 def test_a_cache_of_sums_is_refused_where_values_of_tokens_are_needed(folder, tmp_path):
     cache = str(tmp_path / "cache")
     evaluate([TASK], folder=folder, use_cache=cache, limit=1)
-    with pytest.raises(ValueError, match=r"holds sums, but.*Extras\(.*another path"):
+    with pytest.raises(ValueError, match="lacks the values of every token, logits") as caught:
         evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=1)
+    assert "free energies at temperature 2.0, which" in str(caught.value)
+    assert "need a cache path of their own" in str(caught.value)
+    assert "Extras(" not in str(caught.value)
 
 
 def test_a_cache_with_values_of_tokens_keeps_them_whoever_adds_to_it(folder, tmp_path, monkeypatch):
@@ -599,6 +603,49 @@ def test_layouts_reach_the_prompt(folder, layout, tail, separator):
     assert context.endswith(tail)
     assert continuation.startswith(separator)
     assert continuation[1:] == results["samples"][TASK][0]["doc"]["candidates"][0]
+
+
+HEADER = "<s>assistant\n"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("model", [HFLM, EnergyHFLM])
+@pytest.mark.parametrize("layout", ["inline", "block"])
+def test_under_a_chat_template_the_candidate_alone_is_scored(folder, model, layout, monkeypatch):
+    lm = model(pretrained=str(folder), device="cpu", dtype="float32", batch_size=8)
+    lm.tokenizer.chat_template = CHAT_TEMPLATE
+    rows = []
+
+    def watched(*arguments):
+        rows.extend(encode(*arguments))
+        return rows
+
+    monkeypatch.setattr(hf, "encode", watched)
+    metadata = {"layout": layout}
+    results = evaluate([TASK], lm, metadata=metadata, limit=1, apply_chat_template=True)
+    sample = results["samples"][TASK][0]
+    context = sample["arguments"][0][0]
+    assert context.endswith(f"Hypothesis:</s>\n{HEADER}")
+    ids = [lm.tokenizer(text)["input_ids"] for text in sample["doc"]["candidates"]]
+    assert [list(row.continuation) for row in rows] == ids
+    assert {row.prefix for row in rows} == {tuple(lm.tokenizer(context)["input_ids"])}
+    assert sample["num_tokens"] == list(map(len, ids))
+    nll = tiny.plain_sums(lm.model, rows[0].prefix, rows[0].continuation)[0] / len(ids[0])
+    assert sample["filtered_resps"][0] == pytest.approx(nll, abs=2e-6)
+
+
+def test_after_a_prefix_of_the_answer_the_separator_is_scored(folder):
+    lm = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=8)
+    lm.tokenizer.chat_template = CHAT_TEMPLATE
+    config = load_yaml(TASK_CONFIGS / "demo" / "hyprank_demo_energy.yaml")
+    config["gen_prefix"] = "Hypothesis:"
+    results = evaluate([config], lm, limit=1, apply_chat_template=True)
+    sample = results["samples"][TASK][0]
+    texts = [f" {text}" for text in sample["doc"]["candidates"]]
+    assert sample["num_tokens"] == [len(lm.tokenizer(text)["input_ids"]) for text in texts]
 
 
 def test_model_arguments_do_not_reach_the_data_set(folder):

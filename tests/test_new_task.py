@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,70 @@ def test_a_column_that_is_empty_at_times_is_asked_for(tmp_path: Path) -> None:
     assert list(found) == ["Question: a\nGold:", "Question: a\nContext: c\nGold:"]
 
 
+def test_a_column_that_is_often_empty_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [
+        {"question": "a", "context": "c" * (n > 1), "gold": "x", "wrong": "y"} for n in range(4)
+    ]
+    data = write(tmp_path / "d.csv", values)
+    assert cli.main(["new", "n", "--data", str(data), "--output", str(tmp_path)]) == 0
+    assert "context is empty in 2 of 4 rows; the prompt leaves it out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rest", "items"), [({"context": "c"}, 6), ({}, 2)])
+def test_an_empty_cell_is_a_fault_of_its_row_that_can_be_skipped(
+    rest: dict[str, str], items: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of six questions is forgotten; or one of two where it is all of the prompt."""
+    values = [{"question": "a", "gold": "x", "wrong": "y", **rest} for _ in range(items)]
+    values[1]["question"] = ""
+    data = write(tmp_path / "d.csv", values)
+    folder = tmp_path / "tasks"
+    arguments = ["new", "n", "--data", str(data), "--output", str(folder)]
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "d.csv:3 3 question: is empty, and the prompt needs it" in err
+    assert err.endswith("`--skip-invalid` leaves the named items out.\n")
+    assert not folder.exists()
+    assert cli.main([*arguments, "--skip-invalid"]) == 0
+    assert f"{items - 1} items with 2 candidates each." in capsys.readouterr().out
+    task = yaml.safe_load((folder / "n.yaml").read_text(encoding="utf-8"))
+    assert "{% if" not in task["dataset_kwargs"]["prompt"]
+    assert len(ranking_dataset(**task["dataset_kwargs"])["test"]) == items - 1
+
+
+def test_a_repeated_id_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [{"nr": n, "question": "a", "gold": "x", "wrong": "y"} for n in (1, 4, 2, 4)]
+    data = write(tmp_path / "d.csv", values)
+    assert cli.main(["new", "n", "--data", str(data), "--output", str(tmp_path)]) == 0
+    line = "nr would be the id, but '4' occurs in rows 3 and 5: the row's number is the id instead."
+    assert line in capsys.readouterr().out
+    kwargs = yaml.safe_load((tmp_path / "n.yaml").read_text(encoding="utf-8"))["dataset_kwargs"]
+    assert "id" not in kwargs
+
+
+def test_a_list_of_candidates_does_not_end_the_prompt(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", [{"question": "a", "choices": ["x", "y"], "label": 0}])
+    table = rows.read(str(path))
+    prompt = new_task.guess_prompt(table, new_task.guess(table, {}))
+    assert prompt == "Question: {{ question }}\nAnswer:"
+
+
+def test_the_commands_of_the_documentation_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "any_dataset.md").read_text(encoding="utf-8")
+    (data,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "capitals.csv").write_text(data, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^hyprank (new (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    for one in commands:
+        assert cli.main(shlex.split(one.replace("\\\n", ""))) == 0
+    assert len([*(tmp_path / "hyprank_tasks").iterdir()]) == 2
+
+
 def test_what_is_stated_is_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = [{"x": "say", "gold": "no", "y": "a", "z 1": "b", "z 2": "c"}]
     data = write(tmp_path / "d.csv", values)
@@ -296,6 +361,10 @@ def test_names_and_files_in_the_way_are_refused(
     data = write(tmp_path / "d.csv", twenty_rows())
     assert cli.main(["new", "a b", "--data", str(data), "--output", str(tmp_path)]) == 2
     assert "other characters than" in capsys.readouterr().err
+    for name in ("hellaswag", "mmlu", "hyprank_demo_energy"):
+        assert cli.main(["new", name, "--data", str(data), "--output", str(tmp_path)]) == 2
+        assert f"{name!r} already; choose another NAME" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [data]
     (tmp_path / "n.yaml").write_text("mine", encoding="utf-8")
     assert cli.main(["new", "n", "--data", str(data), "--output", str(tmp_path)]) == 2
     assert "n.yaml exists; choose another NAME" in capsys.readouterr().err

@@ -175,6 +175,13 @@ def load(
         items = _join_rows(table.rows, given, template.columns | {*given["group"]})
     else:
         items = _take_rows(table.rows, given)
+    if gold_index and any(item.gold for item in items) and not any(0 in i.gold for i in items):
+        _logger.warning(
+            "%s is never 0 in %s: does it count from 1? The first candidate is number 0; if it "
+            "does, subtract 1 in every row, or all golds are wrong",
+            gold_index,
+            table.source,
+        )
     documents, findings = [], list(table.findings)
     first_rows: dict[str, int] = {}
     for item in items:
@@ -195,7 +202,8 @@ def load(
     # A candidate whose item is not known cannot be skipped: some item would lack it unnoticed.
     lost = bool(candidate) and (bool(table.findings) or not all(item.id for item in items))
     if findings and (lost or not (flag(skip_invalid) and documents)):
-        raise findings_error(table.source, findings, folder=False, skippable=not lost)
+        skippable = bool(documents) and not lost
+        raise findings_error(table.source, findings, folder=False, skippable=skippable)
     if findings:
         _logger.warning(
             "skip_invalid: %d problem(s) in %s; %d items are used, left out are rows %s",
@@ -383,6 +391,7 @@ def _find_gold(item: _Item, columns: Sequence[str]) -> None:
 def _take_gold_index(item: _Item, column: str) -> None:
     value = _listed(item.row.values.get(column), int)
     for one in value if isinstance(value, list) else [value]:
+        remedy = "Write the place of the gold among the candidates, the first being 0"
         try:
             index = int(one) if isinstance(one, str) else one
         except ValueError:
@@ -391,10 +400,11 @@ def _take_gold_index(item: _Item, column: str) -> None:
             problem = f"is {one!r}, no whole number"
         elif not 0 <= index < len(item.texts):
             problem = f"is {index}, and the item has candidates 0 to {len(item.texts) - 1}"
+            if index == len(item.texts):
+                remedy += "; if the column counts from 1, subtract 1 in every row"
         else:
             item.gold += [] if index in item.gold else [index]
             continue
-        remedy = "Write the place of the gold among the candidates, the first being 0"
         item.problems.append((column, problem, remedy))
 
 

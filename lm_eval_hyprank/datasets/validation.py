@@ -43,6 +43,9 @@ NEGATIVES = {"fake_negative_hypotheses": 5, "model_negative_hypotheses": 10}
 
 _SHOWN_FINDINGS = 10
 
+SKIP_OPTION = """--metadata '{"skip_invalid": true}'"""
+"""How a run is told to leave out what has findings."""
+
 # What the spreadsheet format leaves in place of a carriage return.
 _CARRIAGE_RETURN = re.compile(r"_x000D_(?:\r?\n)?|\r\n?")
 
@@ -231,9 +234,7 @@ def findings_error(
     if skippable and any(finding.row for finding in findings):
         validate = f"`hyprank validate {source}` prints all of them; " if folder else ""
         items = "papers" if folder else "items"
-        lines.append(
-            f"{validate}`--metadata '{{\"skip_invalid\": true}}'` leaves the named {items} out."
-        )
+        lines.append(f"{validate}`{SKIP_OPTION}` leaves the named {items} out.")
     return DatasetError("\n".join(lines))
 
 

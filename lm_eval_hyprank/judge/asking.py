@@ -10,6 +10,7 @@ others to lm-eval.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -168,6 +169,8 @@ def _one_reply_each(model: TemplateAPI) -> Iterator[None]:
             except requests.HTTPError as error:
                 response: Any = error.response
                 raise _HTTPError(response.status_code, response.text) from error
+            except requests.JSONDecodeError as error:
+                raise _no_json(model.base_url, error.doc) from error
 
         try:
             return outcomes.count(retrying(once)())
@@ -175,8 +178,8 @@ def _one_reply_each(model: TemplateAPI) -> Iterator[None]:
             return outcomes.count(_unanswered(error))
 
     async def acall_one(*args: Any, session: Any, **kwargs: Any) -> list[Reply]:
-        # aiohttp's own exception for a bad status lacks what the server says about it.
-        post = partial(session.post, raise_for_status=_raise_for_status)
+        # aiohttp's own exceptions lack what the server says.
+        post = partial(session.post, raise_for_status=_check_response)
         once = partial(acall, *args, session=SimpleNamespace(post=post), **kwargs)
         try:
             (reply,) = await retrying(once)()
@@ -236,9 +239,18 @@ def _worth_another_try(error: BaseException) -> bool:
     return isinstance(error, Exception) and not lasting
 
 
-async def _raise_for_status(response: Any) -> None:
+async def _check_response(response: Any) -> None:
+    text = await response.text()
     if not response.ok:
-        raise _HTTPError(response.status, await response.text())
+        raise _HTTPError(response.status, text)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise _no_json(response.url, text) from error
+
+
+def _no_json(url: Any, text: str) -> ValueError:
+    return ValueError(f"{url} sent no JSON but {' '.join(text.split())[:80]!r}")
 
 
 def _unanswered(error: Exception) -> Reply:

@@ -199,6 +199,25 @@ _STOPPED = {
     "refusal": "refusal",
 }
 
+_ROOM = "give replies more room: --gen_kwargs max_gen_toks=N"
+_FORM = "hold the server to the form: docs/judge.md, structured output"
+_REMEDIES = {
+    "cut off": _ROOM,
+    "empty": _ROOM,
+    "no ranking": _FORM,
+    "no verdict": _FORM,
+    "too few": _FORM,
+    "not a number": _FORM,
+    "out of range": _FORM,
+    "counts from 1": _FORM,
+}
+
+
+def remedies(reasons: Iterable[str]) -> list[str]:
+    """Returns what can be done about invalid replies, given their reasons without details."""
+    return list(dict.fromkeys(_REMEDIES[reason] for reason in reasons if reason in _REMEDIES))
+
+
 _REFUSAL = re.compile(
     r"(?:i['\u2019]?m sorry|i am sorry|sorry|i apologi[sz]e|as an ai"
     r"|i (?:can['\u2019]?t|cannot|can not|won['\u2019]?t|am unable|am not able"

@@ -34,7 +34,8 @@ class SentenceEmbeddingLM(LM):
 
     Args:
         pretrained: A folder or a name on the hub that sentence-transformers can load.
-        device: A torch device; chosen by sentence-transformers by default.
+        device: A torch device; chosen by sentence-transformers by default. Without CUDA, a CUDA
+            device (lm-eval's own default) becomes the CPU, as under lm-eval's ``hf``.
         batch_size: Texts a forward pass; "auto" takes 32.
         max_length: Tokens that fit; the model's own limit by default.
         dtype: The weights' dtype, as torch names it.
@@ -69,6 +70,9 @@ class SentenceEmbeddingLM(LM):
                 "--model sentence-embedding needs sentence-transformers: "
                 "pip install 'lm_eval_hyprank[embedding]'"
             ) from error
+        if (device or "").startswith("cuda") and not torch.cuda.is_available():
+            logger.info("Cuda Available? False. Using device 'cpu' in place of '%s'", device)
+            device = "cpu"
         self.model: Any = SentenceTransformer(
             pretrained,
             device=device,

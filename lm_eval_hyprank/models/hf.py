@@ -10,7 +10,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +90,7 @@ def score_requests(
     *,
     disable_tqdm: bool = False,
     extras: Extras | None = None,
+    after_header: Collection[str] = (),
 ) -> list[ContinuationScore]:
     """Scores requests on a loaded `HFLM`; what `EnergyHFLM.loglikelihood` does.
 
@@ -104,6 +105,8 @@ def score_requests(
         requests: Instances whose ``args`` are ``(context, continuation)``.
         disable_tqdm: Whether to hide the progress bar.
         extras: Asks for the values of every token, and for these beside; None for sums alone.
+        after_header: Names of tasks whose contexts end with a chat template's header. Their
+            continuations are scored without the whitespace at their start, see :func:`encode`.
 
     Raises:
         ValueError: A continuation is empty, or thinking is enabled.
@@ -122,7 +125,8 @@ def score_requests(
         pairs.setdefault((context, continuation), []).append(index)
 
     keys = list(pairs)
-    encoded = encode(lm, keys)
+    headed = {request.args for request in requests if request.task_name in after_header}
+    encoded = encode(lm, keys, headed)
     rows, truncated = _fit(lm, encoded)
     engine = _engine(lm, [row for row in rows if row is not None])
     found: list[ContinuationScore | None] = [None] * len(requests)
@@ -224,7 +228,11 @@ def add_weights(digest: Any, module: torch.nn.Module) -> None:
             continue  # on the meta device, or packed by a quantiser: the shape has to do
 
 
-def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+def encode(
+    lm: HFLM,
+    pairs: Sequence[tuple[str, str]],
+    after_header: Collection[tuple[str, str]] = (),
+) -> list[Row]:
     """Tokenises (context, continuation) pairs by the method's boundary rule.
 
     The whole text is tokenised at once, and so is the context alone; the continuation is the
@@ -236,16 +244,22 @@ def encode(lm: HFLM, pairs: Sequence[tuple[str, str]]) -> list[Row]:
       at the end (EOS) is neither fed nor scored;
     * an empty context is lm-eval's ``prefix_token_id``, and whitespace at the end of a context
       belongs to the continuation, both as in lm-eval;
+    * a chat template's header, its line breaks included, is all context, and stands in place of
+      the separator: whitespace at the start of a continuation after it is left out;
     * text in a continuation that spells a special token is read as text, unless the context
       holds special tokens of its own (a chat template).
 
     Args:
         lm: The model whose tokenizer is used.
         pairs: Distinct pairs, continuations not empty.
+        after_header: Those pairs whose context ends with a chat template's header.
     """
     front = _front_tokens(lm)
     bos = lm.tokenizer.decode(lm.prefix_token_id)
-    stripped = [_move_spaces(*pair) for pair in pairs]
+    stripped = [
+        (pair[0], pair[1].lstrip()) if pair in after_header else _move_spaces(*pair)
+        for pair in pairs
+    ]
     has_special = _special_pattern(lm).search
     spelt = {
         context + tail

@@ -64,7 +64,9 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
     scores = pd.concat([runs.scores, pmi], ignore_index=True) if len(pmi) else runs.scores
     papers = paper_metrics(scores)
     control_papers = paper_metrics(runs.control_scores)
-    compared = compare(papers, TIER_METRIC, settings)
+    # That a system differs from chance says its interval.
+    rivals = papers[papers["scorer"] != "chance"]
+    compared = compare(rivals, TIER_METRIC, settings)
     systems = _systems(runs, scores, papers, control_papers, compared, settings)
     report: Report = {
         "schema_version": SCHEMA_VERSION,
@@ -96,7 +98,7 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
             runs, pd.concat([scores, runs.control_scores], ignore_index=True), systems, text
         ),
     }
-    if best := _best(papers, settings):
+    if best := _best(papers, runs.systems, settings):
         report["best"] = best
     return report
 
@@ -107,9 +109,10 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
 def _paper_set(runs: Runs) -> Report:
     sizes = runs.candidates.groupby("paper_id", sort=False).size()
     disciplines = runs.papers["discipline"].value_counts().sort_index()
+    clusters = cluster_ids(runs.papers["doi"], runs.papers["paper_id"])
     paper_set: Report = {
         "papers": len(runs.papers),
-        "dois": int(cluster_ids(runs.papers["doi"], runs.papers["paper_id"]).nunique()),
+        "dois": int(clusters.nunique()) if runs.papers["doi"].str.strip().any() else 0,
         "disciplines": {str(name): int(count) for name, count in disciplines.items()},
         "tasks": list(dict.fromkeys(runs.systems["task"])),
     }
@@ -153,7 +156,8 @@ def _systems(
     compared: pd.DataFrame,
     settings: Settings,
 ) -> list[Report]:
-    tier_of = tiers(papers, compared, TIER_METRIC)
+    rivals = papers[papers["scorer"] != "chance"]
+    tier_of = tiers(rivals, compared, TIER_METRIC)
     parts = [papers, control_papers, runs.pairwise]
     every = pd.concat([part for part in parts if len(part)], ignore_index=True)
     every = every.reindex(columns=list(dict.fromkeys([*papers, *every])))
@@ -193,6 +197,8 @@ def _systems(
         }
         if facts.get("control"):
             system |= {"control": facts["control"], "control_of": facts["control_of"]}
+        if facts.get("diagnostic"):
+            system["diagnostic"] = True
         if name in tier_of:
             system["tier"] = int(tier_of[name])
         if kind in LIST_JUDGES:
@@ -318,12 +324,16 @@ def _agreement(scores: pd.DataFrame, settings: Settings) -> list[Report]:
     ]
 
 
-def _best(papers: pd.DataFrame, settings: Settings) -> Report | None:
+def _best(papers: pd.DataFrame, systems: pd.DataFrame, settings: Settings) -> Report | None:
     """The best of all models' scorers, and what is left of it after the choice is paid for.
 
-    Judges are not among them: a paper counts only where every system could rank it.
+    Judges are not among them: a paper counts only where every system could rank it. Nor are
+    diagnostics, which rank without looking at the observed tokens.
     """
-    chosen = papers[papers["kind"].isin(("energy", "embedding"))]
+    diagnostic = systems.loc[systems["diagnostic"], "system"]
+    chosen = papers[
+        papers["kind"].isin(("energy", "embedding")) & ~papers["system"].isin(diagnostic)
+    ]
     if chosen.empty:
         return None
     try:

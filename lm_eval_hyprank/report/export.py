@@ -64,7 +64,8 @@ def _file_name(name: str) -> str:
 
 
 def _interval_method(report: Report) -> str:
-    return f"{report['settings']['interval']} bootstrap over DOIs"
+    units = "DOIs" if report["paper_set"]["dois"] else "items"
+    return f"{report['settings']['interval']} bootstrap over {units}"
 
 
 def _hub_entry(report: Report, run: Report, system: Report) -> EvalResultEntry:

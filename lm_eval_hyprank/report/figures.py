@@ -97,7 +97,12 @@ def _hits(report: Report) -> Figure | None:
         for s in systems
         if s["kind"] == "trivial" or s["kind"] in JUDGES
     ]
-    lines = [(name, system) for name, system in lines if "hit@1" in system["metrics"]]
+    drawn = "candidates" in report["paper_set"]  # chance is then a line of its own
+    lines = [
+        (name, system)
+        for name, system in lines
+        if "hit@1" in system["metrics"] and not (drawn and system["scorer"] == "chance")
+    ]
     scored = [
         (title, systems)
         for title, systems in groups
@@ -223,7 +228,7 @@ def _heat(
 def _ranks(report: Report) -> Figure | None:
     """How often the gold has each rank, a panel for each scorer."""
     panels = [
-        (title, [system for system in systems if "rank_histogram" in system])
+        (title, [s for s in systems if "rank_histogram" in s and s["scorer"] != "chance"])
         for title, systems, _ in sections(report)
     ]
     panels = [(title, systems) for title, systems in panels if systems]

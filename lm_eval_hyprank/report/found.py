@@ -33,11 +33,14 @@ _RUNNING_ARGS = {
     *("num_concurrent", "max_retries", "timeout", "verify_certificate"),
     *("token", "auth_token", "api_key", "header"),
 }
-# Metadata that says what a task is or where its data lie; the data themselves are compared.
+# Metadata that says what a task is, where its data lie (which are compared themselves) or what
+# else is written.
 _TASK_METADATA = {
     *("version", "config_source", "kind", "control", "control_of"),
     *("dataset_path", "dataset_revision", "skip_invalid", "discipline"),
+    "token_scores",
 }
+_NOT_ASKED_FOR = "not among the tasks asked for"
 NAME_ARGS = ("pretrained", "model", "path", "engine")
 """The arguments that may name a model, the first one given counts."""
 
@@ -187,6 +190,7 @@ def found_runs(
     """
     seen: set[Path] = set()
     unmet = set(tasks)
+    there: set[str] = set()
     for root in folders:
         if not root.is_dir():
             raise ReportError(
@@ -206,13 +210,18 @@ def found_runs(
                 run = Found(root, path, dated[1], results, task, leaves)
                 why = _why_left_out(run, tasks)
                 unmet -= {task}
+                if why in ("", _NOT_ASKED_FOR):
+                    there.add(task)
                 if why:
                     entry = {"file": _name(root, path), "why": f"{task}: {why}"}
                     files["left_out"].append(entry)
                 else:
                     yield run
     if unmet:
-        raise ReportError(f"no run of {', '.join(sorted(unmet))} below the folders")
+        names = ", ".join(sorted(there)) or "none that a report can show"
+        raise ReportError(
+            f"no run of {', '.join(sorted(unmet))} below the folders; the tasks there: {names}"
+        )
 
 
 def _read_results(path: Path) -> dict[str, Any] | None:
@@ -255,7 +264,7 @@ def _why_left_out(run: Found, tasks: Collection[str]) -> str:
     if run.metadata.get("kind") not in KINDS and not scored:
         return "not a hypothesis-ranking task"
     if tasks and run.task not in tasks and run.metadata.get("control_of") not in tasks:
-        return "not among the tasks asked for"
+        return _NOT_ASKED_FOR
     return ""
 
 

@@ -62,6 +62,7 @@ def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = N
         audit=_audit(report, chance),
         figures=[(title, _data_url(svg)) for title, svg in (figures or {}).items()],
         data={"report": report, "chance": chance},
+        licensed=any(task.startswith("researchbench_") for task in report["paper_set"]["tasks"]),
         style=style,
         script=script,
         policy=_POLICY.format(style=_sha256(style), script=_sha256(script)),
@@ -126,7 +127,8 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     others = [
         each
         for each in measured
-        if each["kind"] not in ("trivial", "pairwise") and not each.get("control")
+        if each["kind"] not in ("trivial", "pairwise")
+        and not (each.get("control") or each.get("diagnostic"))
     ]
     if shortest is None or not others:
         return None

@@ -34,6 +34,9 @@ from lm_eval_hyprank.report.samples import Loaded, load
 NO_MODEL = "no model"
 """The model name of a scorer that looks at no model, such as fewest bytes first."""
 
+_NO_MODEL_SCORES = ("num_bytes", "chance")
+_DIAGNOSTIC_SCORES = ("logz", "logz_sum")
+
 PARADIGMS = {
     "nll": "NLL",
     "raw": "Raw",
@@ -41,6 +44,7 @@ PARADIGMS = {
     "nll_sum": "NLL sum",
     "raw_sum": "Raw sum",
     "shortest": "Shortest first",
+    "chance": "Chance",
     "pmi": "PMI per token",
     "dc_pmi": "DC-PMI",
 }
@@ -97,7 +101,8 @@ class Runs:
     Attributes:
         systems: One row a system (a model, a task and a scorer): ``system`` (its id), ``model``,
             ``task``, ``scorer``, ``kind``, ``paradigm`` (name for display), ``control`` and
-            ``control_of`` (empty for a system that is no control), ``name`` (of the task in
+            ``control_of`` (empty for a system that is no control), ``diagnostic`` (whether it
+            never looks at the observed tokens, as the log-partition), ``name`` (of the task in
             lm-eval), ``run`` (place in ``runs``).
         scores: One row a system, paper and candidate, controls and pairwise judges left out:
             ``system``, ``model``, ``task``, ``scorer``, ``kind``, ``paper_id``, ``discipline``,
@@ -198,12 +203,13 @@ def _refuse_mixtures(loaded: Sequence[Loaded]) -> None:
             )
 
 
-def _mixture(one: Loaded, other: Loaded, difference: str) -> ReportError:
+def _mixture(one: Loaded, other: Loaded, difference: str, behind: bool = True) -> ReportError:
+    """The error; `behind` says whether a new run of one of the two can make up the difference."""
     return ReportError(
         f"these runs do not belong in one report: {difference}.\n"
         f"  one:   {one.where()}\n  other: {other.where()}\n"
-        "Make a report of each: put the runs in two folders and run `hyprank report` on either, "
-        "name the task with --task, or run the model that is behind again"
+        "Make a report of each: put the runs in two folders and run `hyprank report` on either, or "
+        "name the task with --task" + ("; or run the model that is behind again" if behind else "")
     )
 
 
@@ -218,6 +224,7 @@ def _same_papers(one: Loaded, other: Loaded) -> None:
             other,
             f"{counts}, of which {len(only_one)} and {len(only_other)} are not in the other "
             f"({examples}{', …' if len(only_one) + len(only_other) > 4 else ''})",
+            behind=one.found.task == other.found.task and not (only_one and only_other),
         )
     for paper_id, paper in one.papers.items():
         theirs = other.papers[paper_id]
@@ -285,10 +292,11 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 "paradigm": _KIND_PARADIGMS.get(found.kind) or PARADIGMS.get(scorer, scorer),
                 "control": found.control,
                 "control_of": str(found.metadata.get("control_of") or ""),
+                "diagnostic": reads.get(scorer) in _DIAGNOSTIC_SCORES,
                 "name": found.task,
                 "run": place,
             }
-            if reads.get(scorer) == "num_bytes":
+            if reads.get(scorer) in _NO_MODEL_SCORES:
                 if not found.control:
                     _merge_trivial(system, run, trivial, trivial_scores)
                 continue
@@ -361,12 +369,13 @@ def _paper_tables(loaded: Sequence[Loaded]) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def _reads(found: Found) -> dict[str, str]:
-    """Which attribute of a continuation's score each scorer of a task reads."""
+    """Which attribute of a continuation's score each scorer of a task reads; ``chance`` none."""
     return {
-        str(entry["name"]): str(step["score"])
+        str(entry["name"]): str(step.get("score", "chance"))
         for entry in found.config.get("filter_list") or []
         for step in entry.get("filter") or []
         if step.get("function") in SCORERS
+        or (entry["name"], step.get("function")) == ("chance", "custom")
     }
 
 
@@ -376,7 +385,7 @@ def _merge_trivial(
     trivial: dict[str, dict[str, Any]],
     scores: dict[str, dict[str, dict[str, float]]],
 ) -> None:
-    """Keeps a scorer that looks at bytes alone once, as it is the same under every model.
+    """Keeps a scorer that looks at no model once, as it is the same under every model.
 
     A paper counts as invalid there only if it is so in every run.
     """

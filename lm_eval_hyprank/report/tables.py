@@ -23,7 +23,7 @@ Value = str | int | Mapping[str, float] | None
 NO_WIDTH = "†"
 """Stands in place of an interval without width."""
 
-HIT_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr")
+_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr", "win_rate")
 
 _TITLES = {
     "hit@1": "Hit@1",
@@ -74,11 +74,14 @@ def tables(report: Report) -> list[Table]:
         controls(report),
     ]
     for table in made:
+        if not report["paper_set"]["dois"]:
+            table.header = [title.replace("Papers", "Items") for title in table.header]
         cells = [cell for _, row in table.rows for cell in row if isinstance(cell, Mapping)]
-        if table.interval and any(cell.get("degenerate") for cell in cells):
+        shown = [_number(cell, table.percent, table.interval) for cell in cells]
+        if any(NO_WIDTH in text for text in [*shown, *table.notes]):
             table.notes.append(
-                f"{NO_WIDTH} All papers have the same value: its interval has no width and says "
-                "nothing."
+                f"{NO_WIDTH} All papers, or all resamples, have the same value: its interval has "
+                "no width and says nothing."
             )
     return [table for table in made if table.rows]
 
@@ -88,21 +91,22 @@ def tables(report: Report) -> list[Table]:
 
 def overall(report: Report) -> Table:
     """Hit@k and MRR of every system, with intervals: the shape of the paper's Table II."""
-    size = report["paper_set"]["papers"]
+    dois = report["paper_set"]["dois"]
+    columns = _told(report, _COLUMNS)
     table = Table(
         "overall",
-        f"Hypothesis ranking over {_papers(size)} "
-        f"({report['settings']['interval']} bootstrap over DOIs, "
+        f"Hypothesis ranking over {_papers(report)} "
+        f"({report['settings']['interval']} bootstrap over {'DOIs' if dois else 'items'}, "
         f"{report['settings']['resamples']:,} resamples, 95 % intervals).",
-        ["Model", "Papers", "Tier", *(_TITLES[metric] for metric in HIT_COLUMNS)],
+        ["Model", "Papers", "Tier", *(_TITLES[metric] for metric in columns)],
     )
     for section, systems, pooled in sections(report):
         for system in systems:
-            cells = [system["metrics"].get(metric) for metric in HIT_COLUMNS]
+            cells = [system["metrics"].get(metric) for metric in columns]
             tier = str(system.get("tier", ""))
             table.rows.append((section, [system["model"], system["papers"], tier, *cells]))
         if pooled:
-            cells = [pooled["metrics"].get(metric) for metric in HIT_COLUMNS]
+            cells = [pooled["metrics"].get(metric) for metric in columns]
             table.rows.append((section, ["All models", None, None, *cells]))
     table.notes += [
         "No system can be told apart from the best of its tier; see the table of comparisons.",
@@ -111,7 +115,12 @@ def overall(report: Report) -> Table:
     if any(system["kind"] in LIST_JUDGES for system in report["systems"]):
         table.notes.append(
             "A judge's unreadable reply counts as no hit. It names its first five only, so it has "
-            "no MRR."
+            "no MRR; its win rate takes the others as tied (half)."
+        )
+    if any(system.get("diagnostic") for system in report["systems"]):
+        table.notes.append(
+            "A diagnostic never looks at the observed tokens; it is not among those the best is "
+            "chosen from."
         )
     if best := report.get("best"):
         name = next(s for s in report["systems"] if s["id"] == best["system"])
@@ -128,24 +137,25 @@ def overall(report: Report) -> Table:
 def disciplines(report: Report) -> Table:
     """Hit@1 and Hit@5 by discipline: the shape of the paper's Table III.
 
-    A column is a scorer over all models where several were run, and each judge.
+    A column is a scorer over all models where several were run, and each judge. No rows where
+    there are no disciplines to tell apart.
     """
     columns = discipline_columns(report)
+    metrics = _told(report, ("hit@1", "hit@5"))
     width = len(columns)
     table = Table(
         "disciplines",
-        "Hit@1 and Hit@5 by discipline; the highest of a row in bold.",
-        ["Discipline", "Papers", *(f"{m} {n}" for m in ("Hit@1", "Hit@5") for n, _ in columns)],
+        f"{' and '.join(_TITLES[m] for m in metrics)} by discipline; the highest of a row in bold.",
+        ["Discipline", "Papers", *(f"{_TITLES[m]} {n}" for m in metrics for n, _ in columns)],
         interval=False,
-        bold=[range(2, 2 + width), range(2 + width, 2 + 2 * width)],
+        bold=[range(2 + i * width, 2 + (i + 1) * width) for i in range(len(metrics))],
         notes=["With few papers a discipline the intervals (in the CSV file) are wide."],
     )
-    for name, count in report["paper_set"]["disciplines"].items():
-        cells = [
-            fields.get(name, {}).get(metric)
-            for metric in ("hit@1", "hit@5")
-            for _, fields in columns
-        ]
+    groups = report["paper_set"]["disciplines"]
+    if len(groups) < 2:  # the overall table says it all
+        return table
+    for name, count in groups.items():
+        cells = [fields.get(name, {}).get(metric) for metric in metrics for _, fields in columns]
         if any(cells):
             table.rows.append(("", [name or "(none given)", count, *cells]))
     return table
@@ -236,7 +246,8 @@ def comparisons(report: Report) -> Table:
     wins: dict[str, int] = dict.fromkeys(names, 0)
     for pair in report["comparisons"]:
         wins[pair["a"]] += pair["difference"] > 0
-    first = max(wins, key=lambda name: wins[name])
+    ranked = [name for name in names if not systems[name].get("diagnostic")] or list(names)
+    first = max(ranked, key=lambda name: wins[name])
 
     def in_question(pair: Mapping[str, Any]) -> bool:
         """Whether a reader asks for it: the best against all others, NLL against Raw."""
@@ -293,6 +304,12 @@ def length(report: Report) -> Table:
             cells += [{"value": fit["score_alone"]} if "score_alone" in fit else None]
             cells += [_interval(fit, "score", "score"), _interval(fit, "log_length", "log_length")]
             table.rows.append((section, cells))
+    if fits:
+        table.notes.append(
+            "Score alone, Score beside length, Log length: log-odds of being the gold per standard "
+            "deviation (of the score: towards better) in a conditional logit, first of the score "
+            "alone, then of both together; 0 says nothing of the gold."
+        )
     reasons = sorted({fit["reason"] for fit in fits.values() if fit.get("reason")})
     table.notes += [f"No coefficients beside length: {reason}." for reason in reasons]
     return table
@@ -328,7 +345,7 @@ def controls(report: Report) -> Table:
         ],
     )
     names = {system["id"]: system for system in report["systems"]}
-    for metric in ("hit@1", "hit@5"):
+    for metric in _told(report, ("hit@1", "hit@5")):
         for identifier in dict.fromkeys(row["system"] for row in shares):
             mine = [rows.get((identifier, metric, kind)) for kind in kinds]
             known = [row for row in mine if row]
@@ -361,6 +378,8 @@ def sections(report: Report) -> Iterable[tuple[str, list[Report], Report | None]
         title = systems[0]["paradigm"]
         if names[title] > 1:
             title += f" ({task})"
+        if systems[0].get("diagnostic"):
+            title += ", diagnostic"
         yield title, systems, pooled.get((task, scorer))
 
 
@@ -373,12 +392,21 @@ def _interval(row: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str
 
 def _chance(report: Report) -> str:
     size = report["paper_set"]["candidates"]
-    hits = [f"Hit@{k} {min(k, size) / size:.4f}" for k in (1, 2, 3, 5)]
+    hits = [f"Hit@{k} {min(k, size) / size:.4f}" for k in (1, 2, 3, 5) if k < size]
     return ", ".join([*hits, f"MRR {sum(1 / r for r in range(1, size + 1)) / size:.4f}"])
 
 
-def _papers(count: int) -> str:
-    return f"{count:,} paper" + ("" if count == 1 else "s")
+def _told(report: Report, metrics: Sequence[str]) -> list[str]:
+    """The metrics, without Hit@k that is 1 by its k: no item has more candidates."""
+    papers = report["paper_set"]
+    size = papers["candidates"] if "candidates" in papers else papers["candidates_range"][1]
+    return [m for m in metrics if not m.startswith("hit@") or int(m[4:]) < size]
+
+
+def _papers(report: Report) -> str:
+    count = report["paper_set"]["papers"]
+    unit = "paper" if report["paper_set"]["dois"] else "item"
+    return f"{count:,} {unit}" + ("" if count == 1 else "s")
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -392,11 +420,11 @@ def _number(cell: Mapping[str, float], percent: bool, interval: bool) -> str:
     if not percent and "low" not in cell and 0 < cell["value"] < 0.0005:
         return "< 0.001"  # a p value is never 0
     text = shown(cell["value"]) + (" %" if percent else "")
-    if interval and cell.get("degenerate"):
+    low, high = (shown(cell[end]) if end in cell else "" for end in ("low", "high"))
+    if interval and (cell.get("degenerate") or (low and low == high)):
         text += f" {NO_WIDTH}"
-    elif interval and "low" in cell and "high" in cell:
-        ends = [shown(cell[end]) for end in ("low", "high")]
-        text += f" [{ends[0]}, {ends[1]}]"
+    elif interval and low and high:
+        text += f" [{low}, {high}]"
     return text
 
 

@@ -308,13 +308,29 @@ def test_a_repeated_id_is_a_fault(load: Load) -> None:
         load(rows, **WIDE, id="k")
 
 
+@pytest.mark.parametrize("places", [(1, 2), (1, 2, 3), (0, 1)])
+def test_indices_that_may_count_from_1_are_doubted(
+    places: tuple[int, ...], load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"q": "Why?", "c": ["a", "b", "c"], "g": place} for place in places]
+    arguments = {"prompt": PROMPT, "candidates": "c", "gold_index": "g"}
+    if 3 in places:
+        hint = r"data.jsonl:3 3 g: is 3, and .*if the column counts from 1, subtract 1 in every"
+        with pytest.raises(DatasetError, match=hint):
+            load(rows, **arguments)
+    else:
+        load(rows, **arguments)
+    assert ("g is never 0 in" in caplog.text) is (0 not in places)
+
+
 def test_faulty_items_may_be_skipped_by_name(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     rows = [ROW, {**ROW, "good": ""}, ROW]
     found = load(rows, **WIDE, skip_invalid="true")
     assert [document["paper_id"] for document in found] == ["1", "3"]
     assert "2 items are used, left out are rows 2" in caplog.text
-    with pytest.raises(DatasetError, match="1 problem"):
+    with pytest.raises(DatasetError, match="1 problem") as error:
         load(rows[1:2], **WIDE, skip_invalid=True)
+    assert "skip_invalid" not in str(error.value)  # nothing would be left
 
 
 @pytest.mark.parametrize("fault", ['{"n": "", "t": "c", "ok": 0}', '{"n": "x", "t'])

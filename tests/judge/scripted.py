@@ -22,8 +22,8 @@ def reply(text: str | None, finish: str = "stop", **message: Any) -> dict[str, A
 class Server(ThreadingHTTPServer):
     """Answers by ``script(prompt, tries)``: the prompt's text, and how often it came before.
 
-    What the script returns is sent as JSON with status 200; a pair is (status, JSON); bytes are
-    announced as twice as many and then the connection is cut.
+    What the script returns is sent as JSON with status 200; a pair is (status, JSON); text is
+    sent as it is; bytes are announced as twice as many and then the connection is cut.
     """
 
     daemon_threads = True
@@ -58,9 +58,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.tries[prompt] += 1
         answer = self.server.script(prompt, tries)
         status, body = answer if isinstance(answer, tuple) else (200, answer)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        text = body if isinstance(body, str) else None
+        data = body if isinstance(body, bytes) else (text or json.dumps(body)).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if text else "application/json")
         self.send_header("Content-Length", str(len(data) * (1 + isinstance(body, bytes))))
         self.end_headers()
         self.wfile.write(data)

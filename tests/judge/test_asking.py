@@ -230,6 +230,26 @@ def test_a_parameter_that_the_model_rejects_is_named_after_few_calls(concurrent)
         assert len(server.payloads) == 4  # no second try
 
 
+@pytest.mark.parametrize("concurrent", [1, 4])
+def test_a_reply_that_is_no_json_is_shown_with_the_url(concurrent):
+    page = "<html>\n<title>Sign in</title>" + "x" * 100
+    with serve(lambda *_: page) as server:
+        with pytest.raises(JudgeError) as error:
+            run(server.url, concurrent=concurrent, limit=1)
+        shown = "<html> <title>Sign in</title>" + "x" * 51
+        assert f"{server.url} sent no JSON but '{shown}'." in str(error.value)
+
+
+def test_unreadable_replies_come_with_a_remedy(caplog):
+    replies = iter([reply("<think>so", "length"), reply("The first one.")])
+    with serve(lambda *_: next(replies)) as server:
+        run(server.url, limit=2)
+    (line,) = [text for text in caplog.messages if "that can be scored" in text]
+    assert "2 of 2 replies" in line
+    assert "cut off (1), no ranking (1); give replies more room: --gen_kwargs max_gen_" in line
+    assert line.endswith("hold the server to the form: docs/judge.md, structured output")
+
+
 def test_nothing_answered_is_no_result():
     with pytest.raises(JudgeError, match=r"none of 2 request\(s\) has an answer.*Connect"):
         run("http://127.0.0.1:9/v1/chat/completions", limit=2)

@@ -36,6 +36,24 @@ def test_requests_and_tokens_are_counted(tokenizer, capsys):
     assert [found[name][0] for name in names] == [2, 10, 60]
 
 
+def test_a_narrow_terminal_cuts_nothing(tokenizer, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    names = ["hyprank_demo_judge_psc", "hyprank_demo_pairwise"]
+    assert cli.main(["cost", *names, "--tokenizer", tokenizer, "--limit", "2"]) == 0
+    out = capsys.readouterr().out
+    assert {name: len(numbers) for name, numbers in table(out).items()} == dict.fromkeys(names, 4)
+    assert max(map(len, out.splitlines()[:5])) < 100  # no wider than it must be
+
+
+def test_what_is_no_judge_is_said_before_any_data_is_read(tokenizer, capsys, tmp_path):
+    metadata = json.dumps({"dataset_path": str(tmp_path / "none")})
+    command = ["cost", "--tokenizer", tokenizer, "--metadata", metadata]
+    assert cli.main([*command, "researchbench_energy"]) == 2
+    assert capsys.readouterr().err.startswith("researchbench_energy asks no judge")
+    assert cli.main([*command, "researchbench_judge"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
 def test_metadata_counts_and_the_budget_is_the_tasks_own(tokenizer, capsys):
     command = ["cost", "hyprank_demo_judge_psc", "--tokenizer", tokenizer]
     assert cli.main([*command, "--metadata", json.dumps({"num_orders": 3})]) == 0

@@ -103,6 +103,21 @@ def test_cosines_are_those_of_the_texts_one_by_one(lm: SentenceEmbeddingLM, fold
     assert not any(score.truncated for score in found)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", None])
+def test_without_cuda_the_cpu_is_taken(
+    folder: Path, device: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lm = SentenceEmbeddingLM(str(folder), device=device)
+    if torch.backends.mps.is_available() and device is None:
+        assert str(lm.device).startswith("mps")
+    else:
+        assert str(lm.device) == "cpu"
+    fell_back = f"Cuda Available? False. Using device 'cpu' in place of '{device}'"
+    assert (fell_back in caplog.text) == (device is not None)
+
+
 def test_scores_do_not_depend_on_order_or_batch(lm: SentenceEmbeddingLM, folder: Path) -> None:
     found = scores(lm, PAIRS)
     single = SentenceEmbeddingLM(str(folder), device="cpu", batch_size="auto")

@@ -27,7 +27,7 @@ IDS = ["gold"] + [f"fake_{n}" for n in range(1, 6)] + [f"model_{n}" for n in ran
 DISCIPLINES = ("Math", "Physics", "Law", "Biology")
 TASK = "researchbench_energy"
 SCORERS = {"nll": "nll", "raw": "raw", "shortest": "num_bytes"}
-"""Filter names, and what each reads."""
+"""Filter names, and what each reads; of `write_energy` nothing makes it a filter of one's own."""
 
 Doc = dict[str, Any]
 Metrics = Callable[[str, Doc, Any], dict[str, float]]
@@ -107,8 +107,12 @@ def write_energy(
                     "truncated": False,
                 }
             )
+    custom = {"function": "custom", "filter_fn": "<function chance at 0x7f00>"}
     filters = [
-        {"name": name, "filter": [{"function": "candidate_score", "score": reads}]}
+        {
+            "name": name,
+            "filter": [custom if reads == "" else {"function": "candidate_score", "score": reads}],
+        }
         for name, reads in scorers.items()
     ]
     return write(folder, model, task, lines, {"filter_list": filters}, **options)

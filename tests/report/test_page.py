@@ -166,6 +166,8 @@ def test_without_text_the_page_holds_none(tmp_path: Path) -> None:
     texts += [paper[key] for paper in report["papers"] for key in ("title", "context")]
     assert not any(text in html or json.dumps(text)[1:-1] in html for text in texts)
     assert not bare_page.says("Holds text of the data set.")
+    assert not page_of(report, tmp_path).says("Holds text of the data set.")
+    report["paper_set"]["tasks"] = ["researchbench_energy"]
     assert page_of(report, tmp_path).says("Holds text of the data set.")
 
 
@@ -257,7 +259,7 @@ def test_the_audit_shows_the_corrected_value_of_the_system_it_quotes(
 def test_the_audit_marks_an_interval_that_says_nothing(report: Report, tmp_path: Path) -> None:
     hit = {"value": 0.0, "low": 0.0, "high": 0.0, "degenerate": True}
     system(report, SHORTEST)["metrics"]["hit@1"] = hit
-    assert page_of(report, tmp_path).says("Shortest first no model 0.0 % all equal")
+    assert page_of(report, tmp_path).says("Shortest first no model 0.0 % no spread")
 
 
 def test_the_audit_without_candidates_of_like_length(report: Report, tmp_path: Path) -> None:
@@ -267,6 +269,24 @@ def test_the_audit_without_candidates_of_like_length(report: Report, tmp_path: P
     page = page_of(report, tmp_path)
     assert page.says("chance is 6.25 %.")
     assert not page.says("left out; length")
+
+
+def test_a_diagnostic_is_never_the_best_system(report: Report, tmp_path: Path) -> None:
+    best = max(report["systems"][:8], key=lambda each: each["metrics"]["hit@1"]["value"])
+    name = f"{best['model']} with {best['scorer']}, the best of"
+    assert page_of(report, tmp_path).says(name)
+    best["diagnostic"] = True
+    assert not page_of(report, tmp_path).says(name)
+
+
+def test_items_without_doi_or_groups(report: Report, tmp_path: Path) -> None:
+    report["paper_set"] |= {"dois": 0, "disciplines": {"": 24}}
+    page = page_of(report, tmp_path)
+    assert page.says("over 24 items. Each")
+    assert page.says("resamples of items, seed 0.")
+    assert not page.says("DOIs")
+    (section,) = [a for _, a in page.elements if a.get("id") == "disciplines"]
+    assert "hidden" in section
 
 
 def test_no_audit_without_its_systems(report: Report, tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_what_is_absent_is_a_dash_or_left_out(open_page: Open) -> None:
     names = page.locator("#leaderboard-table thead").inner_text()
     assert not any(name in names for name in ("Tier", "Matched", "Length", "Ranks"))
     assert column(page, "leaderboard-table", "Hit@1").count("–") == 2
-    expect(page.locator("#leaderboard-table")).to_contain_text("all equal")
+    expect(page.locator("#leaderboard-table")).to_contain_text("no spread")
     expect(page.locator("#leaderboard-table")).not_to_contain_text("NaN")
     expect(page.locator("#leaderboard-table")).not_to_contain_text("undefined")
     assert set(column(page, "candidate-table", "Tokens")) == {"–"}
@@ -486,6 +486,25 @@ def test_a_report_that_was_really_built(open_page: Open, tmp_path: Path) -> None
         assert numbers(column(page, "leaderboard-table", option))
     file = downloaded(page, "report.json")
     assert json.loads(Path(file.path()).read_text(encoding="utf-8")) == report
+
+
+def test_papers_without_a_title_are_named(open_page: Open) -> None:
+    report = report_example()
+    report["paper_set"]["candidates"] = 5
+    report["systems"][0]["diagnostic"] = True
+    for number, paper in enumerate(report["papers"]):
+        paper |= {"title": "", "discipline": "", "context": "What is\nthe capital? " + "x" * 60}
+        paper["paper_id"] = str(number) if number else "first"
+    page = open_page(report)
+    begin = f"What is the capital? {'x' * 39}…"
+    expect(page.locator("#paper-title")).to_have_text(f"first: {begin}")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#paper-title")).to_have_text(f"item 1: {begin}")
+    expect(page.locator("#paper-facts")).to_have_text(re.compile("^doi "))
+    options = page.locator("#metric option").all_inner_texts()
+    assert "Hit@3" in options
+    assert "Hit@5" not in options
+    expect(page.locator("#leaderboard-table .tag", has_text="diagnostic")).to_have_count(1)
 
 
 def test_one_system_alone(open_page: Open) -> None:

@@ -134,6 +134,18 @@ def test_length_alone_is_one_system_whatever_the_models(tmp_path):
     assert len(runs.systems) == 5
 
 
+def test_chance_is_one_system_whatever_the_models(tmp_path):
+    def scores(doc):
+        return scores_of("x", doc) | {"chance": [0.0] * 16}
+
+    for model in ("acme/Lark-1B", "acme/Lark-3B"):
+        write_energy(tmp_path, model, scores=scores, scorers={"nll": "nll", "chance": ""})
+    table = systems(read_runs([tmp_path]))
+    assert len(table) == 3
+    (row,) = [one for one in read_runs([tmp_path]).systems.itertuples() if one.scorer == "chance"]
+    assert (row.model, row.kind) == (NO_MODEL, "trivial")
+
+
 def test_length_alone_is_taken_from_a_model_that_could_score_the_paper(tmp_path):
     paper = documents()[0]["paper_id"]
     write_energy(tmp_path, "acme/Lark-1B", scores=nan_for(paper))
@@ -237,6 +249,14 @@ def test_the_newest_of_a_repeat_is_taken_and_the_others_named(tmp_path):
     (entry,) = runs.files["superseded"]
     assert entry["file"].endswith(old.name)
     assert new.name in entry["why"]
+
+
+def test_storing_the_values_of_tokens_makes_no_other_task(tmp_path):
+    write_energy(tmp_path)
+    write_energy(tmp_path, date="2026-02-01T00-00-00", metadata={"token_scores": "values"})
+    runs = read_runs([tmp_path])
+    assert set(runs.systems["task"]) == {TASK}
+    assert len(runs.files["superseded"]) == 1
 
 
 def test_a_whole_run_is_taken_before_a_newer_one_with_a_limit(tmp_path):
@@ -430,6 +450,7 @@ def test_other_papers_are_refused_and_a_task_can_be_named(tmp_path):
     assert "Lark-1B on hyprank_demo_energy" in text
     assert "Lark-3B on researchbench_energy" in text
     assert "--task" in text
+    assert "behind" not in text
     runs = read_runs([tmp_path], [TASK])
     assert len(runs.papers) == 8
     assert "not among the tasks asked for" in runs.files["left_out"][0]["why"]
@@ -447,7 +468,9 @@ def test_a_named_task_brings_its_controls(tmp_path):
 
 def test_a_task_that_is_not_there_is_an_error(tmp_path):
     write_energy(tmp_path)
-    assert "no run of researchbench_enrgy" in refused(tmp_path, tasks=["researchbench_enrgy"])
+    text = refused(tmp_path, tasks=["researchbench_enrgy"])
+    assert "no run of researchbench_enrgy" in text
+    assert "the tasks there: researchbench_energy" in text
 
 
 def test_a_partial_run_beside_a_whole_one_is_refused(tmp_path):

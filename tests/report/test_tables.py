@@ -7,7 +7,12 @@ import re
 
 import pytest
 
+from lm_eval_hyprank.report.build import build_report
+from lm_eval_hyprank.report.figures import figures
+from lm_eval_hyprank.report.intervals import Settings
+from lm_eval_hyprank.report.runs import read_runs
 from lm_eval_hyprank.report.tables import Table, latex, markdown, tables, to_csv
+from tests.report.run_folder import IDS, documents, scores_of, write_energy
 
 HOSTILE = r"a|b`c` <img src=x> [x](http://e.org) $1_2$ 50% & {#^~\ *b*" + "\nnext"
 
@@ -35,7 +40,8 @@ def test_every_table_is_there(made):
 
 def test_the_overall_table_has_the_shape_of_the_papers(made, report):
     table = made["overall"]
-    assert table.header == ["Model", "Papers", "Tier", "Hit@1", "Hit@2", "Hit@3", "Hit@5", "MRR"]
+    hits = ["Hit@1", "Hit@2", "Hit@3", "Hit@5"]
+    assert table.header == ["Model", "Papers", "Tier", *hits, "MRR", "Win rate"]
     sections = list(dict.fromkeys(section for section, _ in table.rows))
     assert sections[:2] == ["NLL", "Raw"]
     nll = [row for section, row in table.rows if section == "NLL"]
@@ -53,7 +59,7 @@ def test_numbers_are_shown_with_their_interval(made):
 
 def test_a_judge_has_no_mrr_and_both_win_rates(made, report):
     (row,) = [row for section, row in made["overall"].rows if section == "Judge"]
-    assert row[-1] is None
+    assert row[-2] is None
     header = made["judges"].header
     rows = {section: dict(zip(header, row, strict=True)) for section, row in made["judges"].rows}
     judge = system(report, "gpt-x|researchbench_judge|judge")
@@ -74,7 +80,7 @@ def test_what_cannot_be_computed_is_a_dash(made):
         for line in markdown([made["overall"]]).splitlines()
         if line.startswith("| gpt-x") and cells(line)[3] == "–"
     )
-    assert cells(line)[3:] == ["–"] * 5  # the pairwise judge with unread verdicts
+    assert cells(line)[3:] == ["–"] * 6  # the pairwise judge with unread verdicts
     text = to_csv(made["overall"])
     assert "nan" not in text.lower()
     assert "None" not in text
@@ -88,7 +94,58 @@ def test_an_interval_without_width_is_marked_and_explained(report):
     }
     text = markdown(tables(flat))
     assert "| 0.000 † |" in text
-    assert "† All papers have the same value" in text
+    assert "† All papers, or all resamples, have the same value" in text
+
+
+def test_the_best_without_spread_is_marked_and_explained(report):
+    flat = copy.deepcopy(report)
+    flat["best"]["corrected"] = {"value": 0.0, "low": 0.0, "high": 0.0}
+    text = markdown([tables(flat)[0]])
+    assert "the best it is 0.000 †." in text
+    assert "† All papers" in text
+    assert "[0.000, 0.000]" not in text
+
+
+def test_small_items_without_doi_or_groups(tmp_path):
+    docs = documents(6)
+    for number, doc in enumerate(docs):
+        keep = [i for i, name in enumerate(doc["candidate_ids"]) if name in IDS[:3]]
+        for key in ("candidates", "candidate_ids"):
+            doc[key] = [doc[key][i] for i in keep]
+        doc |= {"gold": doc["candidate_ids"].index("gold"), "paper_id": str(number)}
+        doc |= {"doi": "", "title": "", "discipline": ""}
+
+    def scores(doc):
+        gold = [float(i != doc["gold"]) for i in range(3)]
+        return {
+            "nll": scores_of("x", doc)["nll"],
+            "logz": gold,
+            "shortest": [float(len(text)) for text in doc["candidates"]],
+            "chance": [0.0] * 3,
+        }
+
+    reads = {"nll": "nll", "logz": "logz", "shortest": "num_bytes", "chance": ""}
+    write_energy(tmp_path, docs=docs, scores=scores, scorers=reads, task="capitals")
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    by_scorer = {one["scorer"]: one for one in made["systems"]}
+    assert by_scorer["logz"]["diagnostic"]
+    assert made["best"]["system"] == by_scorer["nll"]["id"]
+    chance = by_scorer["chance"]
+    assert "tier" not in chance
+    assert chance["id"] not in {pair[side] for pair in made["comparisons"] for side in "ab"}
+    found = {table.name: table for table in tables(made)}
+    assert "disciplines" not in found
+    assert "over 6 items (percentile bootstrap over items" in found["overall"].caption
+    assert found["overall"].header[1:] == ["Items", "Tier", "Hit@1", "Hit@2", "MRR", "Win rate"]
+    assert "Log-partition, diagnostic" in {section for section, _ in found["overall"].rows}
+    shown = [set(row[:2]) for _, row in found["comparisons"].rows]
+    assert {"Lark-1B, NLL", "Lark-1B, Log-partition"} in shown
+    assert {"no model, Shortest first", "Lark-1B, Log-partition"} not in shown
+    text = markdown(list(found.values()))
+    assert "| 0.333 † |" in text
+    assert "DOI" not in text
+    drawn = figures(made)
+    assert "Chance" not in [axes.get_title(loc="left") for axes in drawn["ranks"][1].axes]
 
 
 def test_the_best_of_many_stands_beside_its_correction(made, report):

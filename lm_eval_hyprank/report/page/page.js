@@ -39,10 +39,10 @@
 
   function intervalOf(metric, measured) {
     if (measured.low === undefined) return "";
-    if (measured.degenerate) return "all equal";
     const [digits, factor] = metric === "mrr" ? [3, 1] : [1, 100];
     const bound = (value) => (factor * value).toFixed(digits);
-    return `[${bound(measured.low)}, ${bound(measured.high)}]`;
+    const [low, high] = [bound(measured.low), bound(measured.high)];
+    return low === high ? "no spread" : `[${low}, ${high}]`;
   }
 
   function scoreText(score) {
@@ -188,7 +188,8 @@
   }
 
   const unique = (values) => [...new Set(values)];
-  const isBaseline = (system) => system.kind === "trivial" || Boolean(system.control);
+  const isBaseline = (system) =>
+    system.kind === "trivial" || Boolean(system.control || system.diagnostic);
   const baselineClass = (system) => (isBaseline(system) ? "baseline" : "");
 
   const controlName = (system) => system.control?.replaceAll("_", " ");
@@ -208,7 +209,8 @@
   function systemCell(system, cell) {
     const line = element("small", {}, `${system.scorer} · ${system.task}`);
     cell.append(element("span", { className: "system" }, system.model), line);
-    const tag = system.kind === "trivial" ? "trivial" : controlName(system);
+    const diagnostic = system.diagnostic ? "diagnostic" : undefined;
+    const tag = system.kind === "trivial" ? "trivial" : (controlName(system) ?? diagnostic);
     if (tag) line.append(element("span", { className: "tag" }, tag));
   }
 
@@ -221,7 +223,13 @@
 
   // ---- Leaderboard and disciplines
 
-  const metrics = unique(systems.flatMap((system) => Object.keys(system.metrics ?? {})));
+  const { candidates, candidates_range: range } = report.paper_set;
+  const most = candidates ?? range?.[1] ?? Infinity;
+  // With no more than k candidates Hit@k is 1 by its k.
+  const tells = (metric) => !metric.startsWith("hit@") || Number(metric.slice(4)) < most;
+  const metrics = unique(systems.flatMap((system) => Object.keys(system.metrics ?? {}))).filter(
+    tells,
+  );
   // What judges alone have can be chosen, but takes no column of everybody's.
   const columnMetrics = metrics.filter((metric) => /^(hit@\d+|mrr|win_rate)$/.test(metric));
   const disciplines = Object.entries(report.paper_set.disciplines);
@@ -229,7 +237,7 @@
     systems
       .flatMap((system) => Object.values(system.disciplines ?? {}))
       .flatMap((own) => Object.keys(own)),
-  ).filter((key) => key !== "papers");
+  ).filter((key) => key !== "papers" && tells(key));
   const status = byId("leaderboard-status");
 
   const leaderboard = sortableTable(byId("leaderboard-table"), {
@@ -344,7 +352,7 @@
     }
     columns.push({
       key: "papers",
-      label: "Papers",
+      label: report.paper_set.dois ? "Papers" : "Items",
       numeric: true,
       descending: true,
       value: (system) => system.papers,
@@ -448,7 +456,13 @@
   let current;
 
   const goldOf = (paper) => paper.candidates.find((candidate) => candidate.id === "gold");
-  const nameOf = (paper) => paper.title ?? paper.paper_id;
+  function nameOf({ title, paper_id: id, context = "" }) {
+    if (title) return title;
+    const name = /^\d+$/.test(id) ? `item ${id}` : id;
+    const words = context.trim().replace(/\s+/g, " ");
+    const start = words.length > 60 ? `${words.slice(0, 60)}…` : words;
+    return start ? `${name}: ${start}` : name;
+  }
   const haystacks = papers.map((paper) =>
     [paper.title, paper.paper_id, paper.doi, paper.discipline].join(" ").toLowerCase(),
   );
@@ -552,8 +566,8 @@
     const { context } = paper;
     byId("paper-title").textContent = nameOf(paper);
     byId("paper-facts").textContent = [
-      paper.discipline,
-      ...(paper.title === undefined ? [] : [paper.paper_id]),
+      ...(paper.discipline ? [paper.discipline] : []),
+      ...(paper.title ? [paper.paper_id] : []),
       ...(paper.doi ? [`doi ${paper.doi}`] : []),
       `${paper.candidates.length} candidates, the gold marked ★`,
     ].join(" · ");
