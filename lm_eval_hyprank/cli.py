@@ -342,15 +342,13 @@ def _cost(options: argparse.Namespace) -> int:
 
 
 def _load_tasks(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    import lm_eval
     from lm_eval.tasks import TaskManager
 
     import lm_eval_hyprank.tasks  # noqa: F401  (the YAMLs name its functions)
     from lm_eval_hyprank.judge.cost import CostError
 
     with _silence():
-        folder = Path(lm_eval.__file__).parent / "tasks" / "hyprank"
-        manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+        manager = TaskManager(include_path=_task_folder(), include_defaults=False, metadata=options)
         known = manager.all_tasks
         if unknown := [name for name in names if name not in known]:
             judges = ", ".join(n for n in known if "judge" in n or "pairwise" in n)
@@ -383,7 +381,7 @@ def _doctor() -> int:
         _line(console, "It holds only this package's tasks. Install your clone of lm-eval again:")
         _line(console, "    pip install -e CLONE --config-settings editable_mode=compat")
         return 1
-    tasks = Path(lm_eval.__file__).parent / "tasks" / "hyprank"
+    tasks = _task_folder()
     _line(console, f"lm_eval is in    {Path(lm_eval.__file__).parent}")
     _line(console, f"its task folder  {tasks} ({'exists' if tasks.is_dir() else 'does not exist'})")
     if _finds_task(None):
@@ -399,6 +397,13 @@ def _doctor() -> int:
             return 1
     _line(console, "The task files are not here either: install this package again.")
     return 1
+
+
+def _task_folder() -> Path:
+    """Where the wheel places the task files."""
+    import lm_eval
+
+    return Path(str(lm_eval.__file__)).parent / "tasks" / "hyprank"
 
 
 def _version(package: str) -> str:
@@ -452,14 +457,13 @@ def _check_data(options: argparse.Namespace) -> None:
     Raises:
         DatasetError: The data cannot be used.
     """
-    import lm_eval
     from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.tasks import TaskManager
 
     with _silence():  # lm-eval says all of it again in a moment
         config = EvaluatorConfig.from_cli(copy.deepcopy(options))
         # Not lm-eval's own thousands of tasks: indexing them takes seconds.
-        folders = [Path(lm_eval.__file__).parent / "tasks" / "hyprank"]
+        folders = [_task_folder()]
         if config.include_path:
             folders.append(Path(config.include_path))
         manager = TaskManager(

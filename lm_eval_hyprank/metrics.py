@@ -15,10 +15,16 @@ from typing import Any
 import lm_eval.api.metrics  # noqa: F401  # registers the aggregation "mean"
 from lm_eval.api.registry import register_aggregation, register_metric
 
-from lm_eval_hyprank.ranking import best_gold_rank, gold_rank
+from lm_eval_hyprank.ranking import GoldRank, best_gold_rank, gold_rank
 
 HIT_KS = (1, 2, 3, 5)
 """The cut-offs k of Hit@k that are reported."""
+
+
+def rank_metrics(rank: GoldRank) -> dict[str, float]:
+    """Hit@k for all of `HIT_KS`, MRR and win rate of one item."""
+    hits = {f"hit@{k}": rank.hit(k) for k in HIT_KS}
+    return {**hits, "mrr": rank.reciprocal_rank, "win_rate": rank.win_rate}
 
 
 def process_results(doc: Mapping[str, Any], scores: Sequence[float]) -> dict[str, float]:
@@ -38,13 +44,7 @@ def process_results(doc: Mapping[str, Any], scores: Sequence[float]) -> dict[str
         return {"invalid": 1.0}
     gold = doc["gold"]
     rank = gold_rank(scores, gold) if isinstance(gold, int) else best_gold_rank(scores, gold)
-    return {
-        **{f"hit@{k}": rank.hit(k) for k in HIT_KS},
-        "mrr": rank.reciprocal_rank,
-        "win_rate": rank.win_rate,
-        "tie_rate": float(rank.tied > 0),
-        "invalid": 0.0,
-    }
+    return {**rank_metrics(rank), "tie_rate": float(rank.tied > 0), "invalid": 0.0}
 
 
 def _checked(ranks: Sequence[float]) -> Sequence[float]:

@@ -182,7 +182,7 @@ def guess(table: rows.Rows, stated: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         DatasetError: The candidates are not to be found.
     """
-    taken = {c for value in stated.values() for c in ([value] if isinstance(value, str) else value)}
+    taken = _flat(stated)
     free = [column for column in table.columns if column not in taken]
 
     def named(patterns: str, fits: Callable[[list[Any]], bool]) -> list[str]:
@@ -235,27 +235,34 @@ def _guess_candidates(
     gold = [column for column in named(_GOLD, _any_texts) if column not in negatives]
     if negatives and gold:
         return {"gold": gold[0], "negatives": negatives}
-    experts = named(_EXPERTS, _numbers) or named(_RELEVANCE, _numbers)
-    kind = "experts" if named(_EXPERTS, _numbers) else "relevance"
     lists = named(_CANDIDATES, _lists)
     if lists:
         index = named(_GOLD_INDEX, _whole)
         answers = [column for column in gold if column not in lists]
-        judged = named(_EXPERTS, _lists) or named(_RELEVANCE, _lists)[:1]
         if index:
             return {"candidates": lists[0], "gold_index": index[0]}
         if answers:
             return {"candidates": lists[0], "gold": answers[0]}
-        if judged:
-            kind = "experts" if named(_EXPERTS, _lists) else "relevance"
-            return {"candidates": lists[0], kind: judged}
+        if judged := _guess_judged(named, _lists):
+            return {"candidates": lists[0], **judged}
     texts = named(_CANDIDATE, lambda v: _any_texts(v) and not _numbers(v))
     labels = named(_LABEL, _marks)
     if texts and labels:
         return {"candidate": texts[0], "label": labels[0]}
-    if texts and experts:
-        return {"candidate": texts[0], kind: experts if kind == "experts" else experts[:1]}
+    if texts and (judged := _guess_judged(named, _numbers)):
+        return {"candidate": texts[0], **judged}
     return {}
+
+
+def _guess_judged(
+    named: Callable[[str, Callable[[list[Any]], bool]], list[str]],
+    fits: Callable[[list[Any]], bool],
+) -> dict[str, list[str]]:
+    """The experts' columns, or else the one with grades."""
+    if experts := named(_EXPERTS, fits):
+        return {"experts": experts}
+    relevance = named(_RELEVANCE, fits)[:1]
+    return {"relevance": relevance} if relevance else {}
 
 
 def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:

@@ -103,6 +103,11 @@ def gold_rank(scores: Sequence[float], gold: int) -> GoldRank:
     return GoldRank(better, tied, len(scores))
 
 
+def chance_rank(candidates: int) -> GoldRank:
+    """The gold's rank under a scorer that says nothing: tied with all the negatives."""
+    return GoldRank(better=0, tied=candidates - 1, candidates=candidates)
+
+
 def best_gold_rank(scores: Sequence[float], golds: Sequence[int]) -> BestGoldRank:
     """Ranks the golds of one item by ascending score.
 

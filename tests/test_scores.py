@@ -58,33 +58,26 @@ def test_means_times_tokens_are_sums(score):
         assert math.isclose(mean * score.num_tokens, total, rel_tol=1e-12, abs_tol=1e-9)
 
 
+EXAMPLE = ContinuationScore(
+    is_greedy=True,
+    num_tokens=2,
+    num_bytes=5,
+    num_zlib_bytes=13,
+    nll_sum=3.0,
+    raw_sum=-1.0,
+    logz_sum=4.0,
+)
+
+
 def test_survives_take_first():
     (request,) = tiny.requests([("context", " continuation")])
-    score = ContinuationScore(
-        is_greedy=False,
-        num_tokens=2,
-        num_bytes=5,
-        num_zlib_bytes=13,
-        nll_sum=3.0,
-        raw_sum=-1.0,
-        logz_sum=4.0,
-    )
-    request.resps = [score]
+    request.resps = [EXAMPLE]
     build_filter_ensemble("none", [["take_first", None]]).apply([request])
-    assert request.filtered_resps["none"] is score
+    assert request.filtered_resps["none"] is EXAMPLE
 
 
 def test_repr_names_every_sum():
-    score = ContinuationScore(
-        is_greedy=True,
-        num_tokens=2,
-        num_bytes=5,
-        num_zlib_bytes=13,
-        nll_sum=3.0,
-        raw_sum=-1.0,
-        logz_sum=4.0,
-    )
-    assert eval(repr(score)) == score
+    assert eval(repr(EXAMPLE)) == EXAMPLE
 
 
 @given(SCORES)

@@ -40,6 +40,8 @@ from lm_eval_hyprank.datasets.validation import (
     clean,
     filled_text,
     findings_error,
+    folded,
+    repeated_texts,
 )
 from lm_eval_hyprank.experts import consensus
 
@@ -375,12 +377,12 @@ def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
 
 def _find_gold(item: _Item, columns: Sequence[str]) -> None:
     """Finds the gold texts among the candidates."""
-    where = {_folded(text): index for index, (_, text) in reversed([*enumerate(item.texts)])}
+    where = {folded(text): index for index, (_, text) in reversed([*enumerate(item.texts)])}
     golds = _texts(item, columns)
     if not golds:
         item.problems.append((columns[0], "is empty", _REMEDIES["blank"]))
     for place, text in golds:
-        index = where.get(_folded(text))
+        index = where.get(folded(text))
         if text and index is None:
             remedy = "Write it as it stands among the candidates, or use gold_index or negatives"
             item.problems.append((place, "is none of the candidates", remedy))
@@ -438,18 +440,10 @@ def _grade(item: _Item, place: str, value: Any, rank: bool) -> float | None:
 # --- checks ---------------------------------------------------------------------------------
 
 
-def _folded(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _check_candidates(item: _Item, judged: bool) -> None:
     """Checks that there is something to rank, and that no two candidates read the same."""
-    seen: dict[str, str] = {}
-    for place, text in item.texts:
-        first = seen.setdefault(_folded(text), place)
-        if text and first != place:
-            problem = f"is the same text as {first} (whitespace aside)"
-            item.problems.append((place, problem, "Replace one of the two, or take the item out"))
+    for place, problem in repeated_texts(item.texts):
+        item.problems.append((place, problem, "Replace one of the two, or take the item out"))
     if item.problems:
         return  # what follows would only repeat it
     count = len(item.texts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -238,6 +238,27 @@ def findings_error(
     return DatasetError("\n".join(lines))
 
 
+def folded(text: str) -> str:
+    """Returns what is compared of a text: all but its whitespace's kind and amount."""
+    return " ".join(text.split())
+
+
+def repeated_texts(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Finds texts that read like an earlier one.
+
+    Args:
+        texts: Places and their texts, clean; blank ones are no matter of this check.
+
+    Yields:
+        The place of each, and the problem.
+    """
+    first_places: dict[str, str] = {}
+    for place, text in texts:
+        first = first_places.setdefault(folded(text), place)
+        if folded(text) and first != place:
+            yield place, f"is the same text as {first} (whitespace aside)"
+
+
 def filled_text(value: str) -> str:
     """Returns a text that must not be empty, clean.
 
@@ -405,13 +426,8 @@ def _candidate_findings(row: int, raw: dict[str, Any]) -> list[Finding]:
             report(field, problem, f"Give exactly {expected} negatives")
         candidates += [(f"{field}[{index}]", text) for index, text in enumerate(negatives)]
 
-    seen: dict[str, str] = {}
-    for field, text in candidates:
-        folded = " ".join(clean(text).split()) if isinstance(text, str) else ""
-        first = seen.setdefault(folded, field)
-        if not folded or first == field:
-            continue
-        problem = f"is the same text as {first} (whitespace aside)"
+    readable = [(field, clean(text)) for field, text in candidates if isinstance(text, str)]
+    for field, problem in repeated_texts(readable):
         report(field, problem, "Replace one of the two, or take the paper out")
     return findings
 

@@ -12,7 +12,7 @@ import datasets
 import jinja2
 import jinja2.meta
 
-from lm_eval_hyprank.datasets.researchbench import labelled_candidates
+from lm_eval_hyprank.datasets.researchbench import FEATURES, labelled_candidates
 from lm_eval_hyprank.datasets.validation import DatasetError, Paper
 from lm_eval_hyprank.judge.orders import balanced_orders, one_order
 
@@ -23,15 +23,10 @@ VARIABLES = ("background", "question", "candidates")
 
 _FEATURES = datasets.Features(
     {
-        "paper_id": datasets.Value("string"),
-        "discipline": datasets.Value("string"),
-        "doi": datasets.Value("string"),
-        "title": datasets.Value("string"),
+        **{name: FEATURES[name] for name in ("paper_id", "discipline", "doi", "title")},
         "background": datasets.Value("string"),
         "question": datasets.Value("string"),
-        "candidates": datasets.Sequence(datasets.Value("string")),
-        "candidate_ids": datasets.Sequence(datasets.Value("string")),
-        "gold": datasets.Value("int64"),
+        **{name: FEATURES[name] for name in ("candidates", "candidate_ids", "gold")},
         "order": datasets.Value("string"),
         "orders": datasets.Sequence(datasets.Sequence(datasets.Value("int64"))),
         "template": datasets.Value("string"),

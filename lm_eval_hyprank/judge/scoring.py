@@ -16,7 +16,7 @@ from typing import Any
 
 from lm_eval_hyprank.judge.prompts import views
 from lm_eval_hyprank.judge.replies import LIST_LENGTH, Reading
-from lm_eval_hyprank.metrics import HIT_KS
+from lm_eval_hyprank.metrics import HIT_KS, rank_metrics
 from lm_eval_hyprank.ranking import gold_rank
 
 
@@ -51,7 +51,7 @@ def list_metrics(points: Sequence[int], gold: int) -> dict[str, float]:
 LIST_METRICS = tuple(list_metrics([1, 0], 0))
 
 
-def _with_valid(metrics: Mapping[str, float] | None) -> dict[str, float]:
+def with_valid(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """The metrics of a paper twice: over all papers, where an invalid one has missed, and valid."""
     if metrics is None:
         return dict.fromkeys(LIST_METRICS, 0.0)
@@ -76,10 +76,10 @@ def listwise_results(
     (reading,) = readings
     ranking = reading.value
     if ranking is None:
-        return {**_with_valid(None), "parse_rate": 0.0}
+        return {**with_valid(None), "parse_rate": 0.0}
     points = borda([ranking], len(doc["candidates"]))
     return {
-        **_with_valid(list_metrics(points, doc["gold"])),
+        **with_valid(list_metrics(points, doc["gold"])),
         "parse_rate": 1.0,
         "chose_shown_first": float(ranking[0] == 0),
     }
@@ -115,7 +115,7 @@ def psc_results(doc: Mapping[str, Any], readings: Sequence[Reading[list[int]]]) 
     size, gold = len(doc["candidates"]), doc["gold"]
     rankings = psc_rankings(doc, readings)
     valid = [ranking for ranking in rankings if ranking is not None]
-    results = _with_valid(list_metrics(borda(valid, size), gold) if valid else None)
+    results = with_valid(list_metrics(borda(valid, size), gold) if valid else None)
     for k in HIT_KS:
         results[f"hit@{k}_single"] = sum(gold in ranking[:k] for ranking in valid) / len(rankings)
     results["parse_rate"] = len(valid) / len(rankings)
@@ -185,8 +185,7 @@ def pairwise_results(doc: Mapping[str, Any], readings: Sequence[Reading[int]]) -
     if len(shares) == len(won):
         # The gold's own score is one half: a negative it always loses to ranks above it.
         rank = gold_rank([0.5, *shares], 0)
-        results |= {f"hit@{k}": rank.hit(k) for k in HIT_KS}
-        results |= {"mrr": rank.reciprocal_rank, "win_rate": rank.win_rate}
+        results |= rank_metrics(rank)
     return results
 
 

@@ -18,7 +18,8 @@ import pandas as pd
 from scipy.optimize import linprog
 from scipy.stats import norm, rankdata
 
-from lm_eval_hyprank.ranking import GoldRank, gold_rank
+from lm_eval_hyprank.metrics import rank_metrics
+from lm_eval_hyprank.ranking import chance_rank, gold_rank
 from lm_eval_hyprank.report.intervals import (
     DEFAULTS,
     LEVEL,
@@ -167,12 +168,10 @@ def _matched(block: Block, length: str, window: tuple[float, float]) -> pd.DataF
             continue
         place = int(inside[row, :gold].sum())
         rank = gold_rank(scores[row, inside[row]].tolist(), place)
-        random = GoldRank(better=0, tied=size - 1, candidates=size)
         record = {"left_out": 0.0}
-        for prefix, kind in (("", rank), ("chance ", random)):
-            record[f"{prefix}hit@1"] = kind.hit(1)
-            record[f"{prefix}hit@5"] = kind.hit(5)
-            record[f"{prefix}win_rate"] = kind.win_rate
+        for prefix, kind in (("", rank), ("chance ", chance_rank(size))):
+            values = rank_metrics(kind)
+            record |= {f"{prefix}{metric}": values[metric] for metric in MATCHED_METRICS}
         records.append(record)
     names = ["left_out", *MATCHED_METRICS, *(f"chance {metric}" for metric in MATCHED_METRICS)]
     numbers = pd.DataFrame(records).reindex(columns=names)

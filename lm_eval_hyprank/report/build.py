@@ -27,6 +27,7 @@ from lm_eval_hyprank.report.comparisons import agreement, best_of, compare, tier
 from lm_eval_hyprank.report.controls import context_shares, pmi_scores
 from lm_eval_hyprank.report.found import LIST_JUDGES
 from lm_eval_hyprank.report.intervals import (
+    HITS,
     METRICS,
     Settings,
     cell,
@@ -67,7 +68,8 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
     # That a system differs from chance says its interval.
     rivals = papers[papers["scorer"] != "chance"]
     compared = compare(rivals, TIER_METRIC, settings)
-    systems = _systems(runs, scores, papers, control_papers, compared, settings)
+    tier_of = tiers(rivals, compared, TIER_METRIC)
+    systems = _systems(runs, scores, papers, control_papers, tier_of, settings)
     report: Report = {
         "schema_version": SCHEMA_VERSION,
         "version": lm_eval_hyprank.__version__,
@@ -153,11 +155,9 @@ def _systems(
     scores: pd.DataFrame,
     papers: pd.DataFrame,
     control_papers: pd.DataFrame,
-    compared: pd.DataFrame,
+    tier_of: Mapping[str, int],
     settings: Settings,
 ) -> list[Report]:
-    rivals = papers[papers["scorer"] != "chance"]
-    tier_of = tiers(rivals, compared, TIER_METRIC)
     parts = [papers, control_papers, runs.pairwise]
     every = pd.concat([part for part in parts if len(part)], ignore_index=True)
     every = every.reindex(columns=list(dict.fromkeys([*papers, *every])))
@@ -165,7 +165,7 @@ def _systems(
     columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS)
     valid = _cells(estimates(every, columns, settings=settings))
     # A judge's reply that cannot be read is no hit: failures must not flatter the judge.
-    missed = every[judged].fillna(dict.fromkeys((*_HITS, "win_rate", "win_rate_terminal"), 0.0))
+    missed = every[judged].fillna(dict.fromkeys((*HITS, "win_rate", "win_rate_terminal"), 0.0))
     whole = _cells(estimates(missed, columns, settings=settings))
     by_discipline = pd.concat([every[~judged], missed], ignore_index=True)
     fields = _discipline_cells(
@@ -200,7 +200,7 @@ def _systems(
         if facts.get("diagnostic"):
             system["diagnostic"] = True
         if name in tier_of:
-            system["tier"] = int(tier_of[name])
+            system["tier"] = tier_of[name]
         if kind in LIST_JUDGES:
             system["metrics_valid"] = valid.get(name, {})
             replies = runs.replies[runs.replies["system"] == name]
@@ -220,7 +220,6 @@ def _systems(
     return systems
 
 
-_HITS = tuple(metric for metric in METRICS if metric.startswith("hit@"))
 _PAIRWISE_METRICS = (
     *("accuracy", "accuracy_all", "accuracy_gold_first", "accuracy_gold_second"),
     *("both_correct", "contradiction", "both_wrong"),

@@ -23,7 +23,9 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.found import JUDGES
+from lm_eval_hyprank.report.intervals import HITS
 from lm_eval_hyprank.report.tables import discipline_columns, sections
 
 Report = Mapping[str, Any]
@@ -31,7 +33,6 @@ Report = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 _GREY = "#767676"
-_HITS = ("hit@1", "hit@2", "hit@3", "hit@5")
 
 
 def figures(report: Report) -> dict[str, tuple[str, Figure]]:
@@ -115,7 +116,7 @@ def _hits(report: Report) -> Figure | None:
     figure = Figure(figsize=(min(width, 11), 5.6))
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
     step = 0.8 / len(scored)
-    for axes, metric in zip(grid.flat, _HITS, strict=True):
+    for axes, metric in zip(grid.flat, HITS, strict=True):
         axes.set_title(f"Hit@{metric[-1]}", loc="left", fontweight="bold")
         axes.grid(axis="y", visible=True)
         for number, (title, systems) in enumerate(scored):
@@ -153,7 +154,7 @@ def _hits(report: Report) -> Figure | None:
                     label=name,
                 )
         if size := report["paper_set"].get("candidates"):
-            chance = min(int(metric[-1]), size) / size
+            chance = chance_rank(size).hit(int(metric[-1]))
             axes.axhline(chance, color=_GREY, linestyle=":", linewidth=1, label="Chance")
         axes.set_xticks(range(len(models)), models, rotation=25 if len(models) > 2 else 0)
         for label in axes.get_xticklabels():

@@ -79,6 +79,12 @@ class Found:
         config: dict[str, Any] = self.results["configs"][self.leaves[0]]
         return config
 
+    def filter_steps(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every step of the task's filters, each with its filter's name."""
+        for entry in self.config.get("filter_list") or []:
+            for step in entry.get("filter") or []:
+                yield str(entry["name"]), step
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The task's metadata, with the model's arguments among them."""
@@ -256,11 +262,7 @@ def _why_left_out(run: Found, tasks: Collection[str]) -> str:
     """Why a run has no place in a report; empty if it has one."""
     if run.metadata.get("kind") == "expert":
         return "ranked against experts and not a gold; lm-eval's own table has its metrics"
-    scored = any(
-        step.get("function") in SCORERS
-        for entry in run.config.get("filter_list") or []
-        for step in entry.get("filter") or []
-    )
+    scored = any(step.get("function") in SCORERS for _, step in run.filter_steps())
     if run.metadata.get("kind") not in KINDS and not scored:
         return "not a hypothesis-ranking task"
     if tasks and run.task not in tasks and run.metadata.get("control_of") not in tasks:

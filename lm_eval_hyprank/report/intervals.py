@@ -21,13 +21,16 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.stats import norm
 
-from lm_eval_hyprank.metrics import HIT_KS
+from lm_eval_hyprank.metrics import HIT_KS, rank_metrics
 from lm_eval_hyprank.ranking import GoldRank, gold_rank
 from lm_eval_hyprank.report.found import LIST_JUDGES
 
 Floats = npt.NDArray[np.float64]
 
-METRICS = (*(f"hit@{k}" for k in HIT_KS), "mrr", "win_rate")
+HITS = tuple(f"hit@{k}" for k in HIT_KS)
+"""Hit@k at every cut-off."""
+
+METRICS = (*HITS, "mrr", "win_rate")
 """The columns of per-paper values that :func:`paper_metrics` makes and :func:`estimates` reads."""
 
 LEVEL = 0.95
@@ -149,8 +152,7 @@ def finite_rows(*arrays: Floats) -> npt.NDArray[np.bool_]:
 
 @cache
 def _values(rank: GoldRank) -> dict[str, float]:
-    hits = {f"hit@{k}": rank.hit(k) for k in HIT_KS}
-    return {**vars(rank), **hits, "mrr": rank.reciprocal_rank, "win_rate": rank.win_rate}
+    return {**vars(rank), **rank_metrics(rank)}
 
 
 def paper_metrics(candidates: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lm_eval_hyprank.ranking import GoldRank
+from lm_eval_hyprank.metrics import rank_metrics
+from lm_eval_hyprank.ranking import chance_rank
 
 Report = Mapping[str, Any]
 
@@ -106,11 +107,7 @@ def _chance(report: Report) -> dict[str, float]:
     Empty where the papers have different numbers of candidates, and so no one chance.
     """
     candidates = report["paper_set"].get("candidates")
-    if candidates is None:
-        return {}
-    rank = GoldRank(better=0, tied=candidates - 1, candidates=candidates)
-    hits = {f"hit@{k}": rank.hit(k) for k in (1, 2, 3, 5)}
-    return {**hits, "mrr": rank.reciprocal_rank, "win_rate": rank.win_rate}
+    return {} if candidates is None else rank_metrics(chance_rank(candidates))
 
 
 def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None:

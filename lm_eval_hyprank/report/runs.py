@@ -371,11 +371,9 @@ def _paper_tables(loaded: Sequence[Loaded]) -> tuple[pd.DataFrame, pd.DataFrame]
 def _reads(found: Found) -> dict[str, str]:
     """Which attribute of a continuation's score each scorer of a task reads; ``chance`` none."""
     return {
-        str(entry["name"]): str(step.get("score", "chance"))
-        for entry in found.config.get("filter_list") or []
-        for step in entry.get("filter") or []
-        if step.get("function") in SCORERS
-        or (entry["name"], step.get("function")) == ("chance", "custom")
+        name: str(step.get("score", "chance"))
+        for name, step in found.filter_steps()
+        if step.get("function") in SCORERS or (name, step.get("function")) == ("chance", "custom")
     }
 
 

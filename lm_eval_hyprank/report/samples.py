@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_hyprank.judge.replies import Reading
-from lm_eval_hyprank.judge.scoring import borda, list_metrics, pairwise_results
+from lm_eval_hyprank.judge.scoring import borda, list_metrics, pairwise_results, with_valid
 from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.report.found import JUDGES, Found, ReportError
 
@@ -233,9 +233,8 @@ def _points(reply: Mapping[str, Any], paper: Paper, where: str) -> dict[str, int
 def _judge_metrics(points: Mapping[str, int], paper: Paper) -> dict[str, float]:
     """A paper's metrics over all papers, and over valid ones where it is one."""
     if not points:
-        return dict.fromkeys(list_metrics([1, 0], 0), 0.0)
-    found = list_metrics(list(points.values()), list(points).index(paper.gold))
-    return found | {f"{metric}_valid": value for metric, value in found.items()}
+        return with_valid(None)
+    return with_valid(list_metrics(list(points.values()), list(points).index(paper.gold)))
 
 
 def _pairwise_metrics(

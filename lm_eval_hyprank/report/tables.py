@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lm_eval_hyprank.metrics import HIT_KS
+from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.found import JUDGES, LIST_JUDGES
+from lm_eval_hyprank.report.intervals import METRICS
 
 Report = Mapping[str, Any]
 Value = str | int | Mapping[str, float] | None
@@ -22,8 +25,6 @@ Value = str | int | Mapping[str, float] | None
 
 NO_WIDTH = "†"
 """Stands in place of an interval without width."""
-
-_COLUMNS = ("hit@1", "hit@2", "hit@3", "hit@5", "mrr", "win_rate")
 
 _TITLES = {
     "hit@1": "Hit@1",
@@ -92,7 +93,7 @@ def tables(report: Report) -> list[Table]:
 def overall(report: Report) -> Table:
     """Hit@k and MRR of every system, with intervals: the shape of the paper's Table II."""
     dois = report["paper_set"]["dois"]
-    columns = _told(report, _COLUMNS)
+    columns = _told(report, METRICS)
     table = Table(
         "overall",
         f"Hypothesis ranking over {_papers(report)} "
@@ -391,9 +392,9 @@ def _interval(row: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str
 
 
 def _chance(report: Report) -> str:
-    size = report["paper_set"]["candidates"]
-    hits = [f"Hit@{k} {min(k, size) / size:.4f}" for k in (1, 2, 3, 5) if k < size]
-    return ", ".join([*hits, f"MRR {sum(1 / r for r in range(1, size + 1)) / size:.4f}"])
+    rank = chance_rank(report["paper_set"]["candidates"])
+    hits = [f"Hit@{k} {rank.hit(k):.4f}" for k in HIT_KS if k < rank.candidates]
+    return ", ".join([*hits, f"MRR {rank.reciprocal_rank:.4f}"])
 
 
 def _told(report: Report, metrics: Sequence[str]) -> list[str]:
