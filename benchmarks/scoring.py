@@ -40,9 +40,10 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from lm_eval_hyprank.models.hf import EnergyHFLM, _engine, encode
+from lm_eval_hyprank.models.hf import EnergyHFLM, encode, engine_of
 from lm_eval_hyprank.prefix import Row
 from lm_eval_hyprank.tasks import continuations, demo, researchbench
 
@@ -116,7 +117,7 @@ def run_stock(lm: HFLM, paper: Paper, batch_size: int) -> None:
 
 def run_ours(lm: HFLM, paper: Paper) -> None:
     """This package's engine."""
-    for _ in _engine(lm, paper).score(paper):
+    for _ in engine_of(lm, paper).score(paper):
         pass
 
 
@@ -181,6 +182,25 @@ def time_per_token(lm: HFLM, paper: Paper) -> float:
     return min(seconds(lm, run_ours, lm, paper) for _ in range(2)) / distinct_tokens(paper)
 
 
+def attention_share(lm: HFLM, paper: Paper) -> float | None:
+    """Share of our time that attention takes, which grows with the length of what is attended.
+
+    None for a model that does not call torch's attention.
+    """
+    cuda = lm.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        seconds(lm, run_ours, lm, paper)
+    kind = "device" if cuda else "cpu"
+    calls = profiler.key_averages()
+    total = sum(getattr(call, f"self_{kind}_time_total") for call in calls)
+    attention = [
+        getattr(call, f"{kind}_time_total")
+        for call in calls
+        if call.key == "aten::scaled_dot_product_attention"
+    ]
+    return sum(attention) / total if attention else None
+
+
 def peak_memory(way: str, batch_size: int, options: argparse.Namespace) -> int:
     """Bytes above the loaded model at the peak of scoring, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.scoring", "--model", options.model]
@@ -240,16 +260,20 @@ def print_shapes(console: Console, lm: HFLM) -> None:
     papers = [paper_of_shape(*shape, seed=sum(shape)) for shape in SHAPES]
     size = best_stock_batch_size(lm, papers[0], largest_stock_batch_size(lm, papers))
     names = ["prefix x candidates", f"speed-up (stock at {size}, its best)", "token ratio"]
-    names += ["share of floor", "time a token (relative)"]
+    names += ["share of floor", "time a token (relative)", "without attention"]
     table = Table(*names, box=box.MARKDOWN)
-    base = None
+    base = base_aside = None
     for shape, paper in track(
         list(zip(SHAPES, papers, strict=True)), console=console, transient=True
     ):
         time_taken = time_per_token(lm, paper)
         base = base or time_taken
-        values = [f"{value:.2f}" for value in alternate(lm, [paper], [size]).values()]
-        table.add_row(f"{shape[0]} x {shape[1]}", *values, f"{time_taken / base:.2f}")
+        values = [*alternate(lm, [paper], [size]).values(), time_taken / base]
+        if (share := attention_share(lm, paper)) is not None:
+            aside = time_taken * (1 - share)
+            base_aside = base_aside or aside
+            values.append(aside / base_aside)
+        table.add_row(f"{shape[0]} x {shape[1]}", *(f"{value:.2f}" for value in values))
     console.print(table)
 
 
@@ -312,7 +336,7 @@ def main() -> None:
         measure_memory(options)
         return
 
-    console = Console(width=120, highlight=False)
+    console = Console(width=140, highlight=False)
     lm = load(options.model, options.device, options.dtype, 16)
     console.print(
         f"{Path(options.model).name}, {options.dtype}, {options.device}, "

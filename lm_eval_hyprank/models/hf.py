@@ -128,7 +128,7 @@ def score_requests(
     headed = {request.args for request in requests if request.task_name in after_header}
     encoded = encode(lm, keys, headed)
     rows, truncated = _fit(lm, encoded)
-    engine = _engine(lm, [row for row in rows if row is not None])
+    engine = engine_of(lm, [row for row in rows if row is not None])
     found: list[ContinuationScore | None] = [None] * len(requests)
 
     def finish(key: tuple[str, str], score: ContinuationScore) -> None:
@@ -386,7 +386,7 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
     return fitted, cut
 
 
-def _engine(lm: HFLM, rows: Sequence[Row]) -> Engine:
+def engine_of(lm: HFLM, rows: Sequence[Row]) -> Engine:
     """The model's engine, made and checked on first use."""
     check_supported(lm)
     engine: Engine | None = lm.__dict__.get("_hyprank_engine")

@@ -161,8 +161,9 @@ def _systems(
     parts = [papers, control_papers, runs.pairwise]
     every = pd.concat([part for part in parts if len(part)], ignore_index=True)
     every = every.reindex(columns=list(dict.fromkeys([*papers, *every])))
+    every = _with_first_choices(every, runs.replies)
     judged = every["kind"].isin(LIST_JUDGES)
-    columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS)
+    columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS, "chose_shown_first")
     valid = _cells(estimates(every, columns, settings=settings))
     # A judge's reply that cannot be read is no hit: failures must not flatter the judge.
     missed = every[judged].fillna(dict.fromkeys((*HITS, "win_rate", "win_rate_terminal"), 0.0))
@@ -206,6 +207,7 @@ def _systems(
             replies = runs.replies[runs.replies["system"] == name]
             system["parse_rate"] = float((replies["invalid"] == "").mean())
             system["invalid_reasons"] = _reasons(replies)
+            system["positions"] = _positions(replies)
         if kind == "pairwise":
             system["parse_rate"] = float(rows["parse_rate"].mean())
         # A judge's gold outside its list has no rank.
@@ -226,6 +228,32 @@ _PAIRWISE_METRICS = (
     *("beats_majority_gold_first", "beats_majority_gold_second"),
 )
 """What pairwise judges have beside the rank of the gold by verdicts won."""
+
+
+def _with_first_choices(papers: pd.DataFrame, replies: pd.DataFrame) -> pd.DataFrame:
+    """Adds ``chose_shown_first`` of listwise judges: the share of a paper's readable replies."""
+    readable = replies[replies["invalid"] == ""]
+    keys = ["system", "paper_id"]
+    first = (readable["chosen"] == 1).groupby([readable[key] for key in keys]).mean()
+    shares = pd.Series(first.reindex(pd.MultiIndex.from_frame(papers[keys])).to_numpy(float))
+    known = papers.get("chose_shown_first", pd.Series(math.nan, index=papers.index))
+    return papers.assign(chose_shown_first=known.fillna(shares))
+
+
+def _positions(replies: pd.DataFrame) -> list[Report]:
+    """What became of each place at which a listwise judge was shown a candidate."""
+    readable = replies[replies["invalid"] == ""]
+    positions = []
+    for place in range(1, int(replies["candidates"].max()) + 1):
+        ranks = readable.loc[readable["gold_shown"] == place, "gold_rank"]
+        position: Report = {
+            "first_choices": int((readable["chosen"] == place).sum()),
+            "gold_shown": len(ranks),
+        }
+        if len(ranks):
+            position |= {f"gold_hit@{k}": float((ranks <= k).mean()) for k in (1, 5)}
+        positions.append(position)
+    return positions
 
 
 def _reasons(replies: pd.DataFrame) -> dict[str, int]:

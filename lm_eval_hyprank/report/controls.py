@@ -98,7 +98,8 @@ def pmi_scores(runs: Runs) -> tuple[pd.DataFrame, list[dict[str, str]]]:
     controls = systems[systems["control"] == "no_context"]
     found: list[pd.DataFrame] = []
     absent: list[dict[str, str]] = []
-    for (model, task), mine in base.groupby(["model", "task"], sort=False):
+    parts = base["scorer"].isin(PMI.values())
+    for (model, task), mine in base[parts].groupby(["model", "task"], sort=False):
         theirs = controls[
             (controls["model"] == model) & (controls["control_of"] == mine["name"].iloc[0])
         ]
@@ -119,13 +120,13 @@ def pmi_scores(runs: Runs) -> tuple[pd.DataFrame, list[dict[str, str]]]:
                 )
             absent.append({"model": str(model), "task": str(task), "why": why})
             continue
-        theirs = theirs[theirs["run"] == matching[-1]]
+        theirs = theirs[theirs["run"].isin(matching)]
         for scorer, part in PMI.items():
             given = mine.loc[mine["scorer"] == part, "system"]
             without = theirs.loc[theirs["scorer"] == part, "system"]
             if given.empty or without.empty:
                 continue
-            found.append(_difference(runs, scorer, given.iloc[0], without.iloc[0]))
+            found.append(_difference(runs, scorer, given.iloc[0], without.iloc[-1]))
     return (pd.concat(found, ignore_index=True) if found else runs.scores.iloc[:0]), absent
 
 

@@ -46,6 +46,7 @@ def figures(report: Report) -> dict[str, tuple[str, Figure]]:
             "hits": ("Hit@k by scorer and model", _hits(report)),
             "disciplines": ("Hit@1 and Hit@5 by discipline", _disciplines(report)),
             "ranks": ("Rank of the gold", _ranks(report)),
+            "positions": ("First choices of judges by place in the list", _positions(report)),
             "length": ("Score against length", _length(report)),
             "agreement": ("Agreement between models", _agreement(report)),
         }
@@ -279,6 +280,45 @@ def _ranks(report: Report) -> Figure | None:
     chance = known.pop("Chance")
     known["Chance"] = chance
     figure.legend(known.values(), known, loc="outside lower center", ncols=min(len(known), 4))
+    return figure
+
+
+# --- positions -------------------------------------------------------------------------------
+
+
+def _positions(report: Report) -> Figure | None:
+    """How often a listwise judge puts first what is shown at each place."""
+    judges = [
+        (f"{title} ({system['model']})", [row["first_choices"] for row in system["positions"]])
+        for title, systems, _ in sections(report)
+        for system in systems
+        if "positions" in system
+    ]
+    judges = [(name, counts) for name, counts in judges if sum(counts)]
+    if not judges:
+        return None
+    figure = Figure(figsize=(5.4, 2.4 + 0.15 * len(judges)))
+    axes = figure.subplots()
+    for number, (name, counts) in enumerate(judges):
+        axes.plot(
+            range(1, len(counts) + 1),
+            [count / sum(counts) for count in counts],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
+            clip_on=False,
+            linewidth=1.1,
+            label=name,
+        )
+    for size in sorted({len(counts) for _, counts in judges}):
+        axes.hlines(1 / size, 1, size, color=_GREY, linestyle=":", linewidth=1, label="No bias")
+    axes.grid(axis="y", visible=True)
+    axes.set_ylim(0, None)
+    axes.xaxis.set_major_locator(MultipleLocator(5, offset=1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("Place in the list")
+    axes.set_ylabel("Share of first choices")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 

@@ -118,7 +118,9 @@ class Runs:
             ``task``, ``scorer``, ``kind``, ``paper_id``, ``discipline``, ``doi``, ``valid``
             (whether the gold has a rank) and the metrics of `pairwise_results`.
         replies: One row a reply of a listwise judge: ``system``, ``paper_id``, ``invalid``
-            (why it cannot be read; empty if it can).
+            (why it cannot be read; empty if it can), ``candidates`` (how many it was shown),
+            ``chosen`` and ``gold_shown`` (the places, from 1, at which its first choice and the
+            gold were shown), ``gold_rank`` (from 1 to 5; NaN for a gold it did not name).
         runs: The runs.
         files: Under ``read``, ``superseded`` and ``left_out``: files, and why they are not read.
         notes: What a reader should know, in sentences.
@@ -275,6 +277,8 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
     replies: list[dict[str, Any]] = []
     trivial: dict[str, dict[str, Any]] = {}
     trivial_scores: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    notes = _notes(loaded)
+    same = _measured_twice(loaded, notes)
     papers, candidates = _paper_tables(loaded)
     frame = candidates.merge(
         papers[["paper_id", "discipline", "doi"]], on="paper_id", how="left", sort=False
@@ -282,7 +286,10 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
     for place, run in enumerate(loaded):
         found = run.found
         reads = _reads(found)
+        control_of = str(found.metadata.get("control_of") or "")
         for scorer in run.scores or run.pairwise:
+            if (place, scorer) in same:
+                continue
             system = {
                 "system": f"{found.model}|{found.task_label}|{scorer}",
                 "model": found.model,
@@ -291,7 +298,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 "kind": found.kind,
                 "paradigm": _KIND_PARADIGMS.get(found.kind) or PARADIGMS.get(scorer, scorer),
                 "control": found.control,
-                "control_of": str(found.metadata.get("control_of") or ""),
+                "control_of": _kept_task(loaded, same, found.model, control_of, scorer),
                 "diagnostic": reads.get(scorer) in _DIAGNOSTIC_SCORES,
                 "name": found.task,
                 "run": place,
@@ -305,7 +312,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 pairwise.extend(_pairwise_rows(system, run, run.pairwise[scorer]))
                 continue
             if found.kind in JUDGES:
-                replies.extend(_replies(str(system["system"]), run.judge[scorer]))
+                replies.extend(_replies(str(system["system"]), run, run.judge[scorer]))
             table = _system_frame(system, frame, run, run.scores[scorer])
             (controls if found.control else base).append(table)
     for scorer, system in trivial.items():
@@ -319,11 +326,79 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
         papers=papers,
         candidates=candidates,
         pairwise=pd.DataFrame(pairwise),
-        replies=pd.DataFrame(replies, columns=["system", "paper_id", "invalid"]),
+        replies=pd.DataFrame(replies, columns=_REPLY_COLUMNS),
         runs=runs,
         files=files,
-        notes=_notes(loaded),
+        notes=notes,
     )
+
+
+def _measured_twice(loaded: Sequence[Loaded], notes: list[str]) -> dict[tuple[int, str], int]:
+    """Finds scorers that two energy tasks share, so that each is one system.
+
+    Two tasks that differ in their filters alone, such as ``researchbench_energy`` and
+    ``researchbench_energy_scores``, have the same numbers under the same names.
+
+    Args:
+        loaded: The runs; the first of two is kept.
+        notes: Takes a sentence for each run that has such scorers.
+
+    Returns:
+        From a run's place and its scorer to the place of the run that has the same.
+    """
+    kept: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    same: dict[tuple[int, str], int] = {}
+    for place, run in enumerate(loaded):
+        if run.found.kind != "energy":
+            continue
+        reads = _reads(run.found)
+        for scorer, scores in run.scores.items():
+            if reads.get(scorer) in _NO_MODEL_SCORES:
+                continue
+            others = kept[run.found.model, run.found.control, scorer]
+            for other in others:
+                if _alike(scores, loaded[other].scores[scorer]):
+                    same[place, scorer] = other
+                    break
+            else:
+                others.append(place)
+        shared: dict[int, list[str]] = defaultdict(list)
+        for (where, scorer), other in same.items():
+            if where == place:
+                shared[other].append(scorer)
+        notes += [
+            f"{run.found.model}: {', '.join(names)} of {run.found.task_label} are those of "
+            f"{loaded[other].found.task_label} and stand once."
+            for other, names in shared.items()
+        ]
+    return same
+
+
+def _alike(
+    one: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
+) -> bool:
+    """Whether all scores are the same but for rounding; what is not finite is so in both."""
+    return all(
+        math.isclose(score, other[paper][candidate], rel_tol=1e-6)
+        or not (math.isfinite(score) or math.isfinite(other[paper][candidate]))
+        for paper, scores in one.items()
+        for candidate, score in scores.items()
+    )
+
+
+def _kept_task(
+    loaded: Sequence[Loaded],
+    same: Mapping[tuple[int, str], int],
+    model: str,
+    task: str,
+    scorer: str,
+) -> str:
+    """The task under which a scorer of this model and task stands."""
+    for (place, name), other in same.items():
+        found = loaded[place].found
+        if (found.model, found.task, name) == (model, task, scorer) and not found.control:
+            return loaded[other].found.task
+    return task
 
 
 _SCORE_COLUMNS = [
@@ -427,11 +502,29 @@ def _pairwise_rows(
         yield {**own, **facts, "valid": "win_rate" in metrics, **metrics}
 
 
-def _replies(system: str, replies: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+_REPLY_COLUMNS = [
+    *("system", "paper_id", "invalid", "candidates", "chosen", "gold_shown", "gold_rank"),
+]
+
+
+def _replies(
+    system: str, run: Loaded, replies: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """One row a reply; a judge asked in several orders has several of a paper."""
     for paper_id, reply in replies.items():
+        paper = run.papers[paper_id]
         for one in reply.get("orders", [reply]):
-            yield {"system": system, "paper_id": paper_id, "invalid": one.get("invalid") or ""}
+            shown = one.get("candidate_ids") or list(paper.texts)
+            ranking = one.get("ranking") or []
+            yield {
+                "system": system,
+                "paper_id": paper_id,
+                "invalid": one.get("invalid") or "",
+                "candidates": len(shown),
+                "chosen": shown.index(ranking[0]) + 1 if ranking else math.nan,
+                "gold_shown": shown.index(paper.gold) + 1,
+                "gold_rank": ranking.index(paper.gold) + 1 if paper.gold in ranking else math.nan,
+            }
 
 
 def _run(loaded: Loaded) -> Run:

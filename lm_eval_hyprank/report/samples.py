@@ -219,9 +219,11 @@ def _scores(sample: Mapping[str, Any], paper: Paper, where: str) -> dict[str, fl
 def _points(reply: Mapping[str, Any], paper: Paper, where: str) -> dict[str, int]:
     """Borda points of a listwise judge's rankings; empty if no reply has one."""
     ids = list(paper.texts)
-    rankings = [one.get("ranking") for one in reply.get("orders", [reply])]
     places = []
-    for ranking in rankings:
+    for one in reply.get("orders", [reply]):
+        if sorted(one.get("candidate_ids", ids)) != sorted(ids):
+            raise ReportError(f"{where}: an order of the judge does not hold the candidates")
+        ranking = one.get("ranking")
         if ranking is None:
             continue
         if set(ranking) - paper.texts.keys() or len(set(ranking)) != len(ranking):

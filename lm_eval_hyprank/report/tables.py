@@ -69,6 +69,7 @@ def tables(report: Report) -> list[Table]:
         disciplines(report),
         gold_beats(report),
         judges(report),
+        positions(report),
         comparisons(report),
         length(report),
         energy(report),
@@ -212,7 +213,7 @@ def judges(report: Report) -> Table:
             *("Model", "Papers", "Readable replies", "Hit@1", "Hit@1 of readable", "Hit@5"),
             *("Win rate, half", "Win rate, terminal", "Win rate, half, of readable"),
             *("Win rate, terminal, of readable", "Both orders right", "Contradicts itself"),
-            "Both orders wrong",
+            *("Both orders wrong", "Chose the first shown"),
         ],
         percent=True,
     )
@@ -229,6 +230,7 @@ def judges(report: Report) -> Table:
                 *(own.get("win_rate"), own.get("win_rate_terminal")),
                 *(valid.get("win_rate"), valid.get("win_rate_terminal")),
                 *(own.get("both_correct"), own.get("contradiction"), own.get("both_wrong")),
+                own.get("chose_shown_first"),
             ]
             table.rows.append((section, cells))
     used = [
@@ -238,6 +240,31 @@ def judges(report: Report) -> Table:
     table.header = [table.header[i] for i in used]
     table.rows = [(section, [row[i] for i in used]) for section, row in table.rows]
     return table
+
+
+def positions(report: Report) -> Table:
+    """Whether a listwise judge looks at the place where a candidate is shown."""
+    table = Table(
+        "positions",
+        "Listwise judges by place in the list, over readable replies: how often what was shown "
+        "there was put first, how often the gold was shown there, and its Hit@k then.",
+        ["Place", "Put first", "Gold shown", "Hit@1 of the gold", "Hit@5 of the gold"],
+        percent=True,
+    )
+    for title, systems, _ in sections(report):
+        for system in systems:
+            for place, row in enumerate(system.get("positions", []), start=1):
+                hits = [{"value": row[key]} if key in row else None for key in _POSITION_HITS]
+                cells: list[Value] = [str(place), row["first_choices"], row["gold_shown"], *hits]
+                table.rows.append((f"{title} ({system['model']})", cells))
+    table.notes.append(
+        "Without position bias every place is put first equally often, and the gold's Hit@k does "
+        "not depend on where it was shown."
+    )
+    return table
+
+
+_POSITION_HITS = ("gold_hit@1", "gold_hit@5")
 
 
 def comparisons(report: Report) -> Table:
@@ -483,6 +510,7 @@ _HEADINGS = {
     "disciplines": "By discipline",
     "gold_beats": "Gold against each candidate",
     "judges": "Judges",
+    "positions": "Where judges look",
     "comparisons": "Comparisons",
     "length": "Length",
     "energy": "What Raw is made of",

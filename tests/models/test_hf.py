@@ -14,9 +14,9 @@ from lm_eval_hyprank import ContinuationScore
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.models.hf import (
     EnergyHFLM,
-    _engine,
     check_supported,
     encode,
+    engine_of,
     model_fingerprint,
     score_requests,
 )
@@ -92,7 +92,7 @@ def test_a_greedy_continuation_is_called_greedy(lm):
     start = len(lm.tokenizer(CONTEXT)["input_ids"])
     row = Row(tuple(ids[:start]), tuple(ids[start:]))
     other = Row(row.prefix, (*row.continuation[:-1], (row.continuation[-1] + 1) % 320))
-    greedy, not_greedy = _engine(lm, [row]).score_whole([row, other])
+    greedy, not_greedy = engine_of(lm, [row]).score_whole([row, other])
     assert greedy.greedy.all()
     assert not_greedy.greedy.tolist() == [True] * 11 + [False]
 

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from scipy.stats import rankdata
 
+from lm_eval_hyprank.judge.replies import Reading
+from lm_eval_hyprank.judge.scoring import figures as position_counts
 from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
-from tests.report.conftest import SCORERS, with_sums
+from tests.report.conftest import SCORERS, shuffled, with_sums
 from tests.report.run_folder import (
     IDS,
     TASK,
@@ -104,6 +106,44 @@ def test_a_judges_values_equal_what_lm_eval_wrote(report, runs_folder):
     assert pairwise["invalid"] == 8  # one negative without verdicts: no rank of the gold
     assert "hit@1" not in pairwise["metrics"]
     assert pairwise["parse_rate"] == pytest.approx(28 / 30)
+
+
+def test_a_judge_that_takes_what_is_shown_first_is_seen(tmp_path, validator):
+    """Listwise by its five, in several orders by its five in each, pairwise by its verdicts."""
+    write_judge(tmp_path, lambda doc: doc["candidate_ids"][:5])
+    write_psc(tmp_path, lambda doc, order: None if order == 2 else shown_in(doc, order)[:5])
+    write_pairwise(tmp_path, lambda doc, other, gold_first: True)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    validator.validate(made)
+    assert [one["metrics"]["chose_shown_first"]["value"] for one in made["systems"]] == [1.0] * 3
+    single = system(made, "gpt-x|researchbench_judge|judge")["positions"]
+    assert [row["first_choices"] for row in single] == [8] + [0] * 15
+    golds = [doc["candidate_ids"].index("gold") for doc in documents(shown=1)]
+    assert [row["gold_shown"] for row in single] == [golds.count(n) for n in range(16)]
+    for place, row in enumerate(single):
+        hits = [row.get("gold_hit@1"), row.get("gold_hit@5")]
+        assert hits == ([place == 0, place < 5] if row["gold_shown"] else [None, None])
+    several = system(made, "gpt-x|researchbench_judge_psc|judge")["positions"]
+    assert [row["first_choices"] for row in several] == [16] + [0] * 15
+    assert sum(row["gold_shown"] for row in several) == 16  # the unread order is left out
+
+
+def shown_in(doc, order):
+    return [doc["candidate_ids"][index] for index in doc["orders"][order]]
+
+
+def test_positions_equal_the_counts_beside_lm_evals_results(runs_folder, report):
+    """The counts that a run of a judge writes into its results file are made from its replies."""
+    readings = []
+    for doc in documents(shown=1):
+        named = shuffled(doc)
+        ids = doc["candidate_ids"]
+        value = None if named is None else [ids.index(name) for name in named]
+        readings.append((doc | {"orders": []}, [Reading(value, None if value else "refusal")]))
+    written = position_counts(readings)
+    positions = system(report, "gpt-x|researchbench_judge|judge")["positions"]
+    for key in ("first_choices", "gold_shown", "gold_hit@1", "gold_hit@5"):
+        assert [row.get(key) for row in positions] == written[key]
 
 
 def test_a_judge_without_a_readable_reply_has_no_hits(tmp_path):

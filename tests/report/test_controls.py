@@ -152,3 +152,70 @@ def test_a_control_of_another_paper_set_is_refused(tmp_path):
     write_energy(tmp_path, scores=scores(False), scorers=SCORERS, docs=docs, **CONTROL)
     with pytest.raises(ValueError, match="has another text"):
         read_runs([tmp_path])
+
+
+# --- two tasks that share scorers --------------------------------------------------------------
+
+MORE = f"{TASK}_scores"
+
+
+def write_more(folder, given=None, without=None, controls=(TASK, MORE)):
+    """A task and one with `nll` and another scorer, `raw`, and controls of either."""
+
+    def with_raw(of, seed):
+        return lambda doc: of(doc) | {"raw": [nll - len(seed) for nll in of(doc)["nll"][::-1]]}
+
+    more = {"nll": "nll", "raw": "raw"}
+    write_energy(folder, scores=scores(True), scorers=SCORERS)
+    given = with_raw(given or scores(True), "x")
+    write_energy(folder, task=MORE, scores=given, scorers=more, date="2026-01-04T00-00-00")
+    for task in controls:
+        write_energy(
+            folder,
+            scores=with_raw(scores(False), "xx"),
+            scorers=SCORERS if task == TASK else more,
+            task=f"{task}_nocontext",
+            metadata={"control": "no_context", "control_of": task},
+            date=f"2026-01-05T00-00-0{len(task) % 10}",
+        )
+    return read_runs([folder])
+
+
+@pytest.mark.parametrize("controls", [(), (TASK,), (MORE,), (TASK, MORE)])
+def test_a_scorer_that_two_tasks_share_is_one_system(tmp_path, controls):
+    runs = write_more(tmp_path, controls=controls)
+    own = runs.systems[runs.systems["control"] == ""]
+    assert list(zip(own["task"], own["scorer"], strict=True)) == [
+        *((TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw"))
+    ]
+    assert f"Lark-1B: nll of {MORE} are those of {TASK} and stand once." in runs.notes
+    theirs = runs.systems[runs.systems["control"] != ""]
+    expected = {"nll"} if controls else set()
+    expected |= {"nll_sum"} if TASK in controls else set()
+    expected |= {"raw"} if MORE in controls else set()
+    assert sorted(theirs["scorer"]) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("controls", "shares", "pmi"),
+    [
+        ((TASK,), {(TASK, "nll"), (TASK, "nll_sum")}, {"pmi", "dc_pmi"}),
+        ((MORE,), {(TASK, "nll"), (MORE, "raw")}, {"pmi"}),
+        ((TASK, MORE), {(TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw")}, {"pmi", "dc_pmi"}),
+    ],
+)
+def test_the_control_of_either_task_serves_a_shared_scorer(tmp_path, controls, shares, pmi):
+    report = build_report(write_more(tmp_path, controls=controls), Settings(resamples=50))
+    found = {tuple(row["system"].split("|")[1:]) for row in report["controls"]["shares"]}
+    assert found == shares
+    assert {one["scorer"] for one in report["systems"]} >= pmi
+    assert report["controls"]["pmi_absent"] == []
+
+
+def test_scorers_of_one_name_with_other_numbers_stay_apart(tmp_path):
+    def otherwise(doc):
+        found = scores(True)(doc)
+        return found | {"nll": [found["nll"][0] + 1e-3, *found["nll"][1:]]}
+
+    own = write_more(tmp_path, given=otherwise, controls=()).systems
+    assert list(own.loc[own["scorer"] == "nll", "task"]) == [TASK, MORE]

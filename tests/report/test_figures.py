@@ -8,7 +8,7 @@ import pytest
 
 from lm_eval_hyprank.report.figures import COLOURS, figures, render
 
-NAMES = ["hits", "disciplines", "ranks", "length", "agreement"]
+NAMES = ["hits", "disciplines", "ranks", "positions", "length", "agreement"]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,24 @@ def test_hits_are_drawn_at_their_values_with_their_intervals(drawn, report):
         assert end == pytest.approx([cell["low"], cell["high"]])
 
 
+def test_first_choices_are_drawn_as_shares_by_place(drawn, report):
+    (axes,) = drawn["positions"][1].axes
+    judges = [one["positions"] for one in report["systems"] if "positions" in one]
+    assert len(axes.lines) == len(judges) == 2
+    for line, own in zip(axes.lines, judges, strict=True):
+        counts = [row["first_choices"] for row in own]
+        assert list(line.get_xdata()) == list(range(1, 17))
+        assert list(line.get_ydata()) == [count / sum(counts) for count in counts]
+
+
+def test_a_judge_without_a_readable_reply_is_not_drawn(report):
+    silent = copy.deepcopy(report)
+    for one in silent["systems"]:
+        for row in one.get("positions", []):
+            row["first_choices"] = 0
+    assert "positions" not in figures(silent)
+
+
 def test_judges_length_and_chance_are_lines(drawn):
     labels = drawn["hits"][1].axes[0].get_legend_handles_labels()[1]
     assert {"Judge (gpt-x)", "Judge, several orders (gpt-x)", "Shortest first", "Chance"} <= set(
@@ -87,7 +105,7 @@ def test_only_judges_have_no_score_figures(report):
     ]
     judges["pooled"] = judges["agreement"] = []
     found = figures(judges)
-    assert list(found) == ["disciplines"]
+    assert list(found) == ["disciplines", "positions"]
     render(found["disciplines"][1], "png")
 
 

@@ -582,6 +582,17 @@ def test_a_changed_score_is_noticed(tmp_path):
     assert "was changed or belongs to another run" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("change", [lambda ids: ids[1:], lambda ids: [ids[0], *ids[:-1]]])
+def test_an_order_that_does_not_hold_the_candidates_is_refused(tmp_path, change):
+    def spoil(lines):
+        order = lines[2]["judge"]["orders"][1]
+        order["candidate_ids"] = change(order["candidate_ids"])
+
+    edit_lines(samples_of(write_psc(tmp_path, lambda doc, order: IDS[:5])), spoil)
+    said = refused(tmp_path)
+    assert "line 3: an order of the judge does not hold the candidates" in said
+
+
 @pytest.mark.parametrize("metric", ["hit@1", "win_rate_half", "win_rate_terminal_valid"])
 def test_a_judges_numbers_are_checked_too(tmp_path, metric):
     file = write_judge(tmp_path, lambda doc: IDS[2:7])

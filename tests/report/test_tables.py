@@ -33,8 +33,8 @@ def system(report, name):
 
 def test_every_table_is_there(made):
     assert list(made) == [
-        *("overall", "disciplines", "gold_beats", "judges", "comparisons", "length", "energy"),
-        "controls",
+        *("overall", "disciplines", "gold_beats", "judges", "positions", "comparisons", "length"),
+        *("energy", "controls"),
     ]
 
 
@@ -72,6 +72,18 @@ def test_a_judge_has_no_mrr_and_both_win_rates(made, report):
     assert rows["Judge, pairwise"]["Both orders right"]["value"] == 1.0
     text = markdown([made["overall"]])
     assert "no MRR" in text
+
+
+def test_a_judges_choices_stand_by_the_place_shown(made, report):
+    rows = [row for section, row in made["positions"].rows if section == "Judge (gpt-x)"]
+    positions = system(report, "gpt-x|researchbench_judge|judge")["positions"]
+    assert [row[:3] for row in rows] == [
+        [str(place), own["first_choices"], own["gold_shown"]]
+        for place, own in enumerate(positions, start=1)
+    ]
+    # Where the gold was never shown there is no share of hits.
+    assert [row[3] is None for row in rows] == [own["gold_shown"] == 0 for own in positions]
+    assert "Judge, pairwise (gpt-x)" not in {section for section, _ in made["positions"].rows}
 
 
 def test_what_cannot_be_computed_is_a_dash(made):
