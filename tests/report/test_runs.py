@@ -588,7 +588,8 @@ def test_an_order_that_does_not_hold_the_candidates_is_refused(tmp_path, change)
         order = lines[2]["judge"]["orders"][1]
         order["candidate_ids"] = change(order["candidate_ids"])
 
-    edit_lines(samples_of(write_psc(tmp_path, lambda doc, order: IDS[:5])), spoil)
+    results = write_psc(tmp_path, lambda doc, order: IDS[:5])
+    edit_lines(samples_of(results, "researchbench_judge_psc"), spoil)
     said = refused(tmp_path)
     assert "line 3: an order of the judge does not hold the candidates" in said
 
