@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.found import JUDGES
 from lm_eval_hyprank.report.intervals import HITS
-from lm_eval_hyprank.report.tables import discipline_columns, sections
+from lm_eval_hyprank.report.tables import discipline_columns, sections, units
 
 Report = Mapping[str, Any]
 
@@ -166,7 +166,7 @@ def _hits(report: Report) -> Figure | None:
         for edge in range(len(models) - 1):
             axes.axvline(edge + 0.5, color="#E2E2E2", linewidth=0.6)
     for axes in grid[:, 0]:
-        axes.set_ylabel("Share of papers")
+        axes.set_ylabel(f"Share of {units(report)}")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     return figure
@@ -196,7 +196,7 @@ def _disciplines(report: Report) -> Figure | None:
         axes.set_yticks(range(len(names)), labels)
     bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-    bar.set_label("Share of papers")
+    bar.set_label(f"Share of {units(report)}")
     bar.outline.set_visible(False)
     return figure
 
@@ -268,7 +268,7 @@ def _ranks(report: Report) -> Figure | None:
         axes.set_visible(False)
     grid.flat[0].set_ylim(0, 1.05 * top)
     for axes in grid[:, 0]:
-        axes.set_ylabel("Share of papers")
+        axes.set_ylabel(f"Share of {units(report)}")
     for axes in list(grid.flat)[: len(panels)][-columns:]:
         axes.set_xlabel("Rank of the gold")
     known: dict[str, Any] = {}

@@ -574,16 +574,17 @@ def _hub_name(given: str) -> str:
 
 def _notes(loaded: Sequence[Loaded]) -> list[str]:
     notes = []
+    unit = "paper" if any(p.doi.strip() for p in loaded[0].papers.values()) else "item"
     for run in loaded:
         name = f"{run.found.model} on {run.found.task_label}"
         papers, total = run.found.papers
         if papers < total:
             notes.append(
-                f"{name} covers {papers} of the task's {total} papers (--limit or --samples)."
+                f"{name} covers {papers} of the task's {total} {unit}s (--limit or --samples)."
             )
         if run.truncated:
             notes.append(
-                f"{name}: the context of {_counted(run.truncated)} was cut to fit the model."
+                f"{name}: the context of {_counted(run.truncated, unit)} was cut to fit the model."
             )
         for scorer, by_paper in run.scores.items():
             invalid = [
@@ -591,10 +592,10 @@ def _notes(loaded: Sequence[Loaded]) -> list[str]:
             ]
             if invalid:
                 word = "reply that can be read" if scorer in run.judge else "finite score"
-                notes.append(f"{name}, {scorer}: no {word} for {_counted(invalid)}.")
+                notes.append(f"{name}, {scorer}: no {word} for {_counted(invalid, unit)}.")
     return notes
 
 
-def _counted(papers: Sequence[str]) -> str:
+def _counted(papers: Sequence[str], unit: str) -> str:
     names = ", ".join(papers[:5]) + (", …" if len(papers) > 5 else "")
-    return f"{len(papers)} {'paper' if len(papers) == 1 else 'papers'} ({names})"
+    return f"{len(papers)} {unit}{'' if len(papers) == 1 else 's'} ({names})"

@@ -76,14 +76,13 @@ def tables(report: Report) -> list[Table]:
         controls(report),
     ]
     for table in made:
-        if not report["paper_set"]["dois"]:
-            table.header = [title.replace("Papers", "Items") for title in table.header]
+        table.header = [title.replace("Papers", units(report).title()) for title in table.header]
         cells = [cell for _, row in table.rows for cell in row if isinstance(cell, Mapping)]
         shown = [_number(cell, table.percent, table.interval) for cell in cells]
         if any(NO_WIDTH in text for text in [*shown, *table.notes]):
             table.notes.append(
-                f"{NO_WIDTH} All papers, or all resamples, have the same value: its interval has "
-                "no width and says nothing."
+                f"{NO_WIDTH} All {units(report)}, or all resamples, have the same value: its "
+                "interval has no width and says nothing."
             )
     return [table for table in made if table.rows]
 
@@ -151,7 +150,7 @@ def disciplines(report: Report) -> Table:
         ["Discipline", "Papers", *(f"{_TITLES[m]} {n}" for m in metrics for n, _ in columns)],
         interval=False,
         bold=[range(2 + i * width, 2 + (i + 1) * width) for i in range(len(metrics))],
-        notes=["With few papers a discipline the intervals (in the CSV file) are wide."],
+        notes=[f"With few {units(report)} a discipline the intervals (in the CSV file) are wide."],
     )
     groups = report["paper_set"]["disciplines"]
     if len(groups) < 2:  # the overall table says it all
@@ -347,8 +346,8 @@ def energy(report: Report) -> Table:
     """What raw target-logit energy is made of: NLL and log-partition."""
     table = Table(
         "energy",
-        "Raw = NLL − mean log-partition: how much of Raw's ranking within papers each part "
-        "explains (share of covariance; Spearman's correlation with Raw).",
+        f"Raw = NLL − mean log-partition: how much of Raw's ranking within {units(report)} each "
+        "part explains (share of covariance; Spearman's correlation with Raw).",
         ["Model", "Share of NLL", "Share of log-partition", "ρ with NLL", "ρ with log-partition"],
     )
     for row in report["audit"]["energy"]["shares"]:
@@ -431,10 +430,14 @@ def _told(report: Report, metrics: Sequence[str]) -> list[str]:
     return [m for m in metrics if not m.startswith("hit@") or int(m[4:]) < size]
 
 
+def units(report: Report) -> str:
+    """What is ranked: papers, or items of other data, which have no DOI."""
+    return "papers" if report["paper_set"]["dois"] else "items"
+
+
 def _papers(report: Report) -> str:
     count = report["paper_set"]["papers"]
-    unit = "paper" if report["paper_set"]["dois"] else "item"
-    return f"{count:,} {unit}" + ("" if count == 1 else "s")
+    return f"{count:,} {units(report).removesuffix('s') if count == 1 else units(report)}"
 
 
 # --- writing ---------------------------------------------------------------------------------

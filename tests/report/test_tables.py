@@ -5,6 +5,7 @@ import csv
 import io
 import re
 
+import matplotlib
 import pytest
 
 from lm_eval_hyprank.report.build import build_report
@@ -12,7 +13,15 @@ from lm_eval_hyprank.report.figures import figures
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
 from lm_eval_hyprank.report.tables import Table, latex, markdown, tables, to_csv
-from tests.report.run_folder import IDS, documents, scores_of, write_energy
+from lm_eval_hyprank.report.write import write_report
+from tests.report.run_folder import (
+    IDS,
+    documents,
+    nan_for,
+    scores_of,
+    write_energy,
+    write_judge,
+)
 
 HOSTILE = r"a|b`c` <img src=x> [x](http://e.org) $1_2$ 50% & {#^~\ *b*" + "\nnext"
 
@@ -258,3 +267,25 @@ def test_minus_zero_is_zero_and_a_small_p_is_not():
     cells = ["m", {"value": -0.0, "low": -0.0001, "high": 1.0}, {"value": 0.0001}]
     table = Table("overall", "C.", ["Model", "x", "p"], [("", cells)])
     assert "| 0.000 [0.000, 1.000] | &lt; 0.001 |" in markdown([table])
+
+
+def test_data_without_dois_has_items(tmp_path):
+    """In every text of the report, the page and the figures."""
+    docs = [doc | {"doi": ""} for doc in documents()]
+    write_energy(tmp_path / "in", docs=docs, scores=nan_for(docs[1]["paper_id"]))
+    write_energy(tmp_path / "in", "acme/Lark-3B", docs=docs, total=9)
+    docs = [doc | {"doi": ""} for doc in documents(shown=1)]
+    write_judge(tmp_path / "in", lambda doc: doc["candidate_ids"][:5], docs=docs, total=9)
+    report = build_report(read_runs([tmp_path / "in"]), Settings(resamples=50))
+    write_report(report, tmp_path / "out")
+    texts = [(tmp_path / "out" / "report.md").read_text("utf-8")]
+    page = (tmp_path / "out" / "index.html").read_text("utf-8")
+    page = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
+    texts.append(re.sub(r"<[^>]*>", " ", page))
+    texts += [
+        text.get_text()
+        for _, figure in figures(report).values()
+        for text in figure.findobj(matplotlib.text.Text)
+    ]
+    assert "Items" in texts[0]
+    assert [found for text in texts for found in re.findall(r".*\bpapers?\b.*", text, re.I)] == []

@@ -4,11 +4,13 @@
 (() => {
   const { report, chance } = JSON.parse(document.getElementById("data").textContent);
   const systems = report.systems;
+  const units = report.paper_set.dois ? "papers" : "items";
   const byId = (id) => document.getElementById(id);
   const DASH = "–";
   const NAMES = { mrr: "MRR", win_rate: "Win rate" };
+  const capitalised = (word) => word.replace(/^./, (first) => first.toUpperCase());
   const metricName = (metric) =>
-    NAMES[metric] ?? metric.replace(/^./, (first) => first.toUpperCase()).replaceAll("_", " ");
+    NAMES[metric] ?? capitalised(metric).replaceAll("_", " ");
 
   // ---- Elements and numbers
 
@@ -76,7 +78,7 @@
       return svg("rect", { x: 4 * index, y: 20 - height, width: 3, height });
     });
     const percents = shares.map((share) => (100 * share).toFixed(0)).join(", ");
-    const label = `Percent of papers with the gold at rank 1 to ${shares.length}: ${percents}`;
+    const label = `Percent of ${units} with the gold at rank 1 to ${shares.length}: ${percents}`;
     return svg(
       "svg",
       {
@@ -352,7 +354,7 @@
     }
     columns.push({
       key: "papers",
-      label: report.paper_set.dois ? "Papers" : "Items",
+      label: capitalised(units),
       numeric: true,
       descending: true,
       value: (system) => system.papers,
