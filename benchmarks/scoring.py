@@ -11,6 +11,7 @@ lm-eval's own ``hf`` and with this package's engine in alternation, and prints a
 * the memory ratio: our peak above the loaded model over stock's, each in a process of its own;
 * how time per distinct token changes with the prefix's length, the number of candidates and the
   size of the vocabulary (the model's shape with random weights);
+* what the values of single tokens cost that `docs/scores.md` names, over the sums alone;
 * the speed-up on ordinary multiple choice: many short questions of four short answers.
 
 Without ``--data`` the embedded demo papers are used. Only ratios are printed: seconds belong to a
@@ -43,6 +44,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
+from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.models.hf import EnergyHFLM, encode, engine_of
 from lm_eval_hyprank.prefix import Row
 from lm_eval_hyprank.tasks import continuations, demo, researchbench
@@ -51,6 +53,12 @@ Paper = list[Row]
 STOCK_BATCH_SIZES = (1, 4, 16)
 SHAPES = [(450, 4), (450, 16), (450, 64), (100, 16), (1500, 16)]
 """Prefix tokens and candidates of the papers made of random tokens."""
+EXTRAS = {
+    "head": Extras(precap=True),
+    "moments": Extras(moments=True),
+    "a temperature": Extras(temperatures=frozenset({2.0})),
+    "all of it": Extras(precap=True, moments=True, temperatures=frozenset({2.0})),
+}
 VOCABULARIES = (32_768, 65_536, 131_072, 262_144)
 
 
@@ -115,9 +123,9 @@ def run_stock(lm: HFLM, paper: Paper, batch_size: int) -> None:
     HFLM._loglikelihood_tokens(lm, requests, disable_tqdm=True)
 
 
-def run_ours(lm: HFLM, paper: Paper) -> None:
+def run_ours(lm: HFLM, paper: Paper, extras: Extras | None = None) -> None:
     """This package's engine."""
-    for _ in engine_of(lm, paper).score(paper):
+    for _ in engine_of(lm, paper).score(paper, extras):
         pass
 
 
@@ -295,6 +303,22 @@ def print_vocabularies(console: Console, lm: HFLM) -> None:
     console.print(table)
 
 
+def print_extras(console: Console, lm: HFLM, papers: Sequence[Paper]) -> None:
+    """What further values of every token cost, in the time of a paper's sums."""
+    table = Table("what is computed", "time (relative)", box=box.MARKDOWN)
+    run_ours(lm, papers[0], EXTRAS["all of it"])  # warms up, and finds where the head's output is
+    ratios: dict[str, list[float]] = {name: [] for name in EXTRAS}
+    for paper in track(papers, console=console, transient=True):
+        for name, extras in EXTRAS.items():
+            before = seconds(lm, run_ours, lm, paper)
+            between = seconds(lm, run_ours, lm, paper, extras)
+            after = seconds(lm, run_ours, lm, paper)
+            ratios[name].append(between / ((before + after) / 2))
+    for name, values in ratios.items():
+        table.add_row(name, f"{statistics.median(values):.2f}")
+    console.print(table)
+
+
 def print_multiple_choice(console: Console, lm: EnergyHFLM) -> None:
     """Speed on what stock tasks ask, stock at its best batch size."""
     requests = multiple_choice(questions=48)
@@ -321,7 +345,7 @@ def print_multiple_choice(console: Console, lm: EnergyHFLM) -> None:
 
 def main() -> None:
     """Runs the measurements named on the command line."""
-    parts = ["real", "multiple-choice", "shapes", "vocabularies"]
+    parts = ["real", "multiple-choice", "shapes", "vocabularies", "extras"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder or hub id of the model")
     parser.add_argument("--data", help="folder with ResearchBench (default: the demo papers)")
@@ -354,6 +378,8 @@ def main() -> None:
         print_shapes(console, lm)
     if "vocabularies" in options.parts:
         print_vocabularies(console, lm)
+    if "extras" in options.parts:
+        print_extras(console, lm, papers_of(lm, options.data, options.papers))
 
 
 if __name__ == "__main__":
