@@ -341,7 +341,7 @@ def _measured_twice(loaded: Sequence[Loaded], notes: list[str]) -> dict[tuple[in
 
     Args:
         loaded: The runs; the first of two is kept.
-        notes: Takes a sentence for each run that has such scorers.
+        notes: Takes a sentence for each run, controls left out, that has such scorers.
 
     Returns:
         From a run's place and its scorer to the place of the run that has the same.
@@ -364,7 +364,7 @@ def _measured_twice(loaded: Sequence[Loaded], notes: list[str]) -> dict[tuple[in
                 others.append(place)
         shared: dict[int, list[str]] = defaultdict(list)
         for (where, scorer), other in same.items():
-            if where == place:
+            if where == place and not run.found.control:
                 shared[other].append(scorer)
         notes += [
             f"{run.found.model}: {', '.join(names)} of {run.found.task_label} are those of "
