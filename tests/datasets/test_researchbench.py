@@ -16,6 +16,7 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import datasets
 import pytest
 from huggingface_hub import constants, errors
 from hypothesis import given
@@ -55,6 +56,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty hub cache, and a hub that is not there."""
     cache = tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # whatever the user has set
     monkeypatch.setattr(researchbench, "get_hf_file_metadata", raising(OSError("no route")))
     return cache
 
