@@ -121,12 +121,16 @@ def pmi_scores(runs: Runs) -> tuple[pd.DataFrame, list[dict[str, str]]]:
             absent.append({"model": str(model), "task": str(task), "why": why})
             continue
         theirs = theirs[theirs["run"].isin(matching)]
+        made = []
         for scorer, part in PMI.items():
             given = mine.loc[mine["scorer"] == part, "system"]
             without = theirs.loc[theirs["scorer"] == part, "system"]
-            if given.empty or without.empty:
-                continue
-            found.append(_difference(runs, scorer, given.iloc[0], without.iloc[-1]))
+            if not (given.empty or without.empty):
+                made.append(_difference(runs, scorer, given.iloc[0], without.iloc[-1]))
+        if not made:
+            why = f"its control without context has no row {' or '.join(mine['scorer'])}"
+            absent.append({"model": str(model), "task": str(task), "why": why})
+        found += made
     return (pd.concat(found, ignore_index=True) if found else runs.scores.iloc[:0]), absent
 
 

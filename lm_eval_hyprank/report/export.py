@@ -23,6 +23,8 @@ SCHEMA_VERSION = "0.3.0"
 """Version of the "Every Eval Ever" schema that is written."""
 
 _HEADLINE = "hit@1"
+LOWER_IS_BETTER = ("chose_shown_first", "contradiction", "both_wrong")
+"""The metrics, all of judges, that are better when lower; as the YAML of their tasks says."""
 _ENGINES = {"hf": "transformers", "hf-energy": "transformers", "vllm": "vllm"}
 
 
@@ -172,7 +174,7 @@ def _results(report: Report, run: Report, systems: list[Report]) -> Iterator[dic
                     "metric_kind": "hit_rate" if number else metric,
                     "metric_unit": "proportion",
                     "metric_parameters": {"k": int(number[1])} if number else {},
-                    "lower_is_better": False,
+                    "lower_is_better": metric in LOWER_IS_BETTER,
                     "score_type": "continuous",
                     "min_score": 0.0,
                     "max_score": 1.0,

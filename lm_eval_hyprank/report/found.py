@@ -36,7 +36,7 @@ _RUNNING_ARGS = {
 # Metadata that says what a task is, where its data lie (which are compared themselves) or what
 # else is written.
 _TASK_METADATA = {
-    *("version", "config_source", "kind", "control", "control_of"),
+    *("version", "config_source", "kind", "control", "control_of", "only"),
     *("dataset_path", "dataset_revision", "skip_invalid", "discipline"),
     "token_scores",
 }
@@ -104,6 +104,11 @@ class Found:
     def control(self) -> str:
         """What the prompt lacks, for a control; else empty."""
         return str(self.metadata.get("control") or "")
+
+    @property
+    def control_of(self) -> str:
+        """The task that a control belongs to; else empty."""
+        return str(self.metadata.get("control_of") or "")
 
     @property
     def version(self) -> str:
@@ -244,18 +249,22 @@ def _read_results(path: Path) -> dict[str, Any] | None:
 
 
 def _units(results: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The tasks of a results file; a group that shares out the papers by discipline is one."""
+    """The tasks of a results file; a group whose members share out the papers is one."""
     leaves = list(results["configs"])
     for group, members in sorted((results.get("group_subtasks") or {}).items()):
         if members and all(
-            member in leaves
-            and (results["configs"][member].get("dataset_kwargs") or {}).get("discipline")
-            for member in members
+            member in leaves and _is_a_part(results["configs"][member]) for member in members
         ):
             yield group, tuple(members)
             leaves = [leaf for leaf in leaves if leaf not in members]
     for leaf in leaves:
         yield leaf, (leaf,)
+
+
+def _is_a_part(config: Mapping[str, Any]) -> bool:
+    """Whether a task has the papers of one discipline, or the items of one group, alone."""
+    discipline = (config.get("dataset_kwargs") or {}).get("discipline")
+    return bool(discipline or "only" in (config.get("metadata") or {}))
 
 
 def _why_left_out(run: Found, tasks: Collection[str]) -> str:
@@ -265,7 +274,7 @@ def _why_left_out(run: Found, tasks: Collection[str]) -> str:
     scored = any(step.get("function") in SCORERS for _, step in run.filter_steps())
     if run.metadata.get("kind") not in KINDS and not scored:
         return "not a hypothesis-ranking task"
-    if tasks and run.task not in tasks and run.metadata.get("control_of") not in tasks:
+    if tasks and run.task not in tasks and run.control_of not in tasks:
         return _NOT_ASKED_FOR
     return ""
 

@@ -29,7 +29,7 @@ from lm_eval_hyprank.report.found import (
     last_part,
     newest,
 )
-from lm_eval_hyprank.report.samples import Loaded, load
+from lm_eval_hyprank.report.samples import Loaded, SeveralGolds, load
 
 NO_MODEL = "no model"
 """The model name of a scorer that looks at no model, such as fewest bytes first."""
@@ -153,16 +153,20 @@ def read_runs(folders: Sequence[Path], tasks: Collection[str] = ()) -> Runs:
             samples, or the runs do not belong in one report.
     """
     files: dict[str, list[dict[str, str]]] = {"read": [], "superseded": [], "left_out": []}
-    found = list(found_runs(folders, tasks, files))
-    if not found:
+    chosen = newest(list(found_runs(folders, tasks, files)), files)
+    label(chosen)
+    loaded = []
+    for run in chosen:
+        try:
+            loaded.append(load(run))
+        except SeveralGolds as error:
+            files["left_out"].append({"file": run.names()[0], "why": f"{run.task}: {error}"})
+    if not loaded:
         why = "".join(f"\n  {entry['file']}: {entry['why']}" for entry in files["left_out"])
         raise ReportError(
             f"no run of a hypothesis-ranking task below {', '.join(map(str, folders))}; give the "
             f"folder that lm_eval was given as --output_path{why}"
         )
-    chosen = newest(found, files)
-    label(chosen)
-    loaded = [load(run) for run in chosen]
     _refuse_mixtures(loaded)
     read = dict.fromkeys(name for entry in loaded for name in entry.found.names())
     files["read"] = [{"file": name} for name in read]
@@ -277,8 +281,8 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
     replies: list[dict[str, Any]] = []
     trivial: dict[str, dict[str, Any]] = {}
     trivial_scores: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
-    notes = _notes(loaded)
-    same = _measured_twice(loaded, notes)
+    homes = _homes(loaded)
+    control_of = _controls_homes(loaded, homes)
     papers, candidates = _paper_tables(loaded)
     frame = candidates.merge(
         papers[["paper_id", "discipline", "doi"]], on="paper_id", how="left", sort=False
@@ -286,9 +290,10 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
     for place, run in enumerate(loaded):
         found = run.found
         reads = _reads(found)
-        control_of = str(found.metadata.get("control_of") or "")
         for scorer in run.scores or run.pairwise:
-            if (place, scorer) in same:
+            if found.control and (place, scorer) not in control_of:
+                continue
+            if not found.control and (found.task, scorer) in homes:
                 continue
             system = {
                 "system": f"{found.model}|{found.task_label}|{scorer}",
@@ -298,7 +303,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 "kind": found.kind,
                 "paradigm": _KIND_PARADIGMS.get(found.kind) or PARADIGMS.get(scorer, scorer),
                 "control": found.control,
-                "control_of": _kept_task(loaded, same, found.model, control_of, scorer),
+                "control_of": control_of.get((place, scorer), ""),
                 "diagnostic": reads.get(scorer) in _DIAGNOSTIC_SCORES,
                 "name": found.task,
                 "run": place,
@@ -329,49 +334,59 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
         replies=pd.DataFrame(replies, columns=_REPLY_COLUMNS),
         runs=runs,
         files=files,
-        notes=notes,
+        notes=_notes(loaded) + _homes_notes(homes),
     )
 
 
-def _measured_twice(loaded: Sequence[Loaded], notes: list[str]) -> dict[tuple[int, str], int]:
+def _homes(loaded: Sequence[Loaded]) -> dict[tuple[str, str], str]:
     """Finds scorers that two energy tasks share, so that each is one system.
 
     Two tasks that differ in their filters alone, such as ``researchbench_energy`` and
-    ``researchbench_energy_scores``, have the same numbers under the same names.
-
-    Args:
-        loaded: The runs; the first of two is kept.
-        notes: Takes a sentence for each run, controls left out, that has such scorers.
+    ``researchbench_energy_scores``, have the same numbers under the same names. The one gives way
+    where every model that ran it ran the other too, with the same numbers, so that a scorer of
+    several models stays under one task.
 
     Returns:
-        From a run's place and its scorer to the place of the run that has the same.
+        From a task that gives way and the scorer to the task under which the scorer stands.
     """
-    kept: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    same: dict[tuple[int, str], int] = {}
-    for place, run in enumerate(loaded):
-        if run.found.kind != "energy":
+    measured: dict[str, dict[str, dict[str, Mapping[str, Mapping[str, float]]]]] = {}
+    in_several_ways = set()
+    for run in loaded:
+        found = run.found
+        if found.kind != "energy" or found.control:
             continue
-        reads = _reads(run.found)
+        reads = _reads(found)
         for scorer, scores in run.scores.items():
             if reads.get(scorer) in _NO_MODEL_SCORES:
                 continue
-            others = kept[run.found.model, run.found.control, scorer]
-            for other in others:
-                if _alike(scores, loaded[other].scores[scorer]):
-                    same[place, scorer] = other
+            models = measured.setdefault(scorer, {}).setdefault(found.task, {})
+            if found.model in models:
+                in_several_ways.add(found.task)
+            models[found.model] = scores
+    homes: dict[tuple[str, str], str] = {}
+    for scorer, tasks in measured.items():
+        kept: list[str] = []
+        for task in sorted(tasks.keys() - in_several_ways, key=lambda t: (-len(tasks[t]), t)):
+            for home in kept:
+                if tasks[task].keys() <= tasks[home].keys() and all(
+                    _alike(scores, tasks[home][model]) for model, scores in tasks[task].items()
+                ):
+                    homes[task, scorer] = home
                     break
             else:
-                others.append(place)
-        shared: dict[int, list[str]] = defaultdict(list)
-        for (where, scorer), other in same.items():
-            if where == place and not run.found.control:
-                shared[other].append(scorer)
-        notes += [
-            f"{run.found.model}: {', '.join(names)} of {run.found.task_label} are those of "
-            f"{loaded[other].found.task_label} and stand once."
-            for other, names in shared.items()
-        ]
-    return same
+                kept.append(task)
+    return homes
+
+
+def _homes_notes(homes: Mapping[tuple[str, str], str]) -> list[str]:
+    """A sentence for each two tasks that share scorers."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (task, scorer), home in homes.items():
+        shared[task, home].append(scorer)
+    return [
+        f"{', '.join(scorers)}: the numbers of {task} are those of {home} and stand once."
+        for (task, home), scorers in shared.items()
+    ]
 
 
 def _alike(
@@ -386,19 +401,32 @@ def _alike(
     )
 
 
-def _kept_task(
-    loaded: Sequence[Loaded],
-    same: Mapping[tuple[int, str], int],
-    model: str,
-    task: str,
-    scorer: str,
-) -> str:
-    """The task under which a scorer of this model and task stands."""
-    for (place, name), other in same.items():
-        found = loaded[place].found
-        if (found.model, found.task, name) == (model, task, scorer) and not found.control:
-            return loaded[other].found.task
-    return task
+def _controls_homes(
+    loaded: Sequence[Loaded], homes: Mapping[tuple[str, str], str]
+) -> dict[tuple[int, str], str]:
+    """The task that each control's scorer is a control of, once; the others have no entry.
+
+    A scorer that stands under another task takes its controls there, unless that task has
+    controls of its own.
+    """
+    own: list[tuple[int, str]] = []
+    moved: list[tuple[int, str]] = []
+    for place, run in enumerate(loaded):
+        if run.found.control:
+            for scorer in run.scores:
+                away = (run.found.control_of, scorer) in homes
+                (moved if away else own).append((place, scorer))
+    kept: dict[tuple[int, str], str] = {}
+    seen = set()
+    for places in (own, moved):
+        for place, scorer in places:
+            found = loaded[place].found
+            home = homes.get((found.control_of, scorer), found.control_of)
+            key = (found.model, found.control, home, scorer)
+            if places is own or key not in seen:
+                kept[place, scorer] = home
+            seen.add(key)
+    return kept
 
 
 _SCORE_COLUMNS = [

@@ -16,6 +16,10 @@ from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.report.found import JUDGES, Found, ReportError
 
 
+class SeveralGolds(ReportError):
+    """The run's items have several golds, which a report has no place for."""
+
+
 @dataclass
 class Paper:
     """A paper as a run has it.
@@ -68,6 +72,7 @@ def load(found: Found) -> Loaded:
     """Reads a run's samples.
 
     Raises:
+        SeveralGolds: An item has several golds.
         ReportError: There are none, they are damaged or malformed, or lm-eval's numbers do not
             follow from them; the text names file, line and field.
     """
@@ -178,9 +183,9 @@ def _paper(sample: Mapping[str, Any], doc: Mapping[str, Any], where: str) -> Pap
     ids = [str(one) for one in _get(doc, "candidate_ids", list, f"{where}, doc")]
     texts = [str(one) for one in _get(doc, "candidates", list, f"{where}, doc")]
     if isinstance(doc.get("gold"), list):
-        raise ReportError(
+        raise SeveralGolds(
             f"{where}: the item has several golds, and a report is of one; lm-eval's own table has "
-            "the metrics. Name the tasks to report with --task"
+            "the metrics"
         )
     gold = _get(doc, "gold", int, f"{where}, doc")
     if len(ids) != len(texts) or len(set(ids)) != len(ids) or not 0 <= gold < len(ids):

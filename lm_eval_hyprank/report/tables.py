@@ -382,8 +382,7 @@ def controls(report: Report) -> Table:
             cells: list[Value] = [system["model"], system["paradigm"]]
             cells += [min(row["papers"] for row in known), _interval(known[0], "full", "full")]
             for row in mine:
-                without = {"value": row["without"]} if row else None
-                cells += [without, _interval(row or {}, "difference", "difference")]
+                cells += [_interval(row or {}, part, part) for part in ("without", "difference")]
             table.rows.append((_TITLES[metric], cells))
     table.notes += [
         f"No PMI of {entry['model']} on {entry['task']}: {entry['why']}."

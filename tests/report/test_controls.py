@@ -157,65 +157,122 @@ def test_a_control_of_another_paper_set_is_refused(tmp_path):
 # --- two tasks that share scorers --------------------------------------------------------------
 
 MORE = f"{TASK}_scores"
+OF_TASK = {TASK: SCORERS, MORE: {"nll": "nll", "raw": "raw"}}
 
 
-def write_more(folder, given=None, without=None, controls=(TASK, MORE)):
-    """A task and one with `nll` and another scorer, `raw`, and controls of either."""
+def write_runs(folder, runs, nll=0.0):
+    """Runs of `TASK` (`nll`, `nll_sum`) and `MORE` (`nll`, `raw`), and of their controls.
 
-    def with_raw(of, seed):
-        return lambda doc: of(doc) | {"raw": [nll - len(seed) for nll in of(doc)["nll"][::-1]]}
+    Args:
+        folder: Where they go.
+        runs: Model, task and whether it is the control without context.
+        nll: What is added to the first candidate's `nll` in the last of them.
+    """
+    for number, (model, task, control) in enumerate(runs):
+        change = nll if number == len(runs) - 1 else 0.0
 
-    more = {"nll": "nll", "raw": "raw"}
-    write_energy(folder, scores=scores(True), scorers=SCORERS)
-    given = with_raw(given or scores(True), "x")
-    write_energy(folder, task=MORE, scores=given, scorers=more, date="2026-01-04T00-00-00")
-    for task in controls:
+        def of(doc, model=model, control=control, added=change):
+            found = scores(not control)(doc)
+            own = [value + len(model) for value in found["nll"]]
+            return found | {"nll": [own[0] + added, *own[1:]], "raw": own[::-1]}
+
+        options = {"metadata": {"control": "no_context", "control_of": task}} if control else {}
         write_energy(
             folder,
-            scores=with_raw(scores(False), "xx"),
-            scorers=SCORERS if task == TASK else more,
-            task=f"{task}_nocontext",
-            metadata={"control": "no_context", "control_of": task},
-            date=f"2026-01-05T00-00-0{len(task) % 10}",
+            model,
+            scores=of,
+            scorers=OF_TASK[task],
+            task=task + "_nocontext" * control,
+            date=f"2026-01-05T00-00-{number:02}",
+            **options,
         )
     return read_runs([folder])
 
 
+def listed(runs, control=""):
+    own = runs.systems[runs.systems["control"] == control]
+    return sorted(zip(own["model"], own["task"], own["scorer"], strict=True))
+
+
+def both(model="one", tasks=(TASK, MORE), controls=()):
+    return [*((model, task, False) for task in tasks), *((model, task, True) for task in controls)]
+
+
 @pytest.mark.parametrize("controls", [(), (TASK,), (MORE,), (TASK, MORE)])
 def test_a_scorer_that_two_tasks_share_is_one_system(tmp_path, controls):
-    runs = write_more(tmp_path, controls=controls)
-    own = runs.systems[runs.systems["control"] == ""]
-    assert list(zip(own["task"], own["scorer"], strict=True)) == [
-        *((TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw"))
-    ]
-    assert f"Lark-1B: nll of {MORE} are those of {TASK} and stand once." in runs.notes
-    theirs = runs.systems[runs.systems["control"] != ""]
+    runs = write_runs(tmp_path, both(controls=controls))
+    assert [own[1:] for own in listed(runs)] == [*((TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw"))]
+    assert f"nll: the numbers of {MORE} are those of {TASK} and stand once." in runs.notes
     expected = {"nll"} if controls else set()
     expected |= {"nll_sum"} if TASK in controls else set()
     expected |= {"raw"} if MORE in controls else set()
-    assert sorted(theirs["scorer"]) == sorted(expected)
+    assert sorted(own[2] for own in listed(runs, "no_context")) == sorted(expected)
 
 
 @pytest.mark.parametrize(
-    ("controls", "shares", "pmi"),
+    ("tasks", "controls", "shares", "pmi"),
     [
-        ((TASK,), {(TASK, "nll"), (TASK, "nll_sum")}, {"pmi", "dc_pmi"}),
-        ((MORE,), {(TASK, "nll"), (MORE, "raw")}, {"pmi"}),
-        ((TASK, MORE), {(TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw")}, {"pmi", "dc_pmi"}),
+        ((TASK, MORE), (TASK,), {(TASK, "nll"), (TASK, "nll_sum")}, {"pmi", "dc_pmi"}),
+        ((TASK, MORE), (MORE,), {(TASK, "nll"), (MORE, "raw")}, {"pmi"}),
+        (
+            (TASK, MORE),
+            (TASK, MORE),
+            {(TASK, "nll"), (TASK, "nll_sum"), (MORE, "raw")},
+            {"pmi", "dc_pmi"},
+        ),
+        # A control of a task that was not run takes nothing from the other's.
+        ((MORE,), (TASK, MORE), {(MORE, "nll"), (MORE, "raw")}, {"pmi"}),
+        ((TASK,), (TASK, MORE), {(TASK, "nll"), (TASK, "nll_sum")}, {"pmi", "dc_pmi"}),
     ],
 )
-def test_the_control_of_either_task_serves_a_shared_scorer(tmp_path, controls, shares, pmi):
-    report = build_report(write_more(tmp_path, controls=controls), Settings(resamples=50))
+def test_controls_serve_shared_scorers(tmp_path, tasks, controls, shares, pmi):
+    runs = write_runs(tmp_path, both(tasks=tasks, controls=controls))
+    report = build_report(runs, Settings(resamples=50))
     found = {tuple(row["system"].split("|")[1:]) for row in report["controls"]["shares"]}
     assert found == shares
-    assert {one["scorer"] for one in report["systems"]} >= pmi
+    scorers = {one["scorer"] for one in report["systems"]}
+    assert scorers & {"pmi", "dc_pmi"} == pmi
     assert report["controls"]["pmi_absent"] == []
 
 
-def test_scorers_of_one_name_with_other_numbers_stay_apart(tmp_path):
-    def otherwise(doc):
-        found = scores(True)(doc)
-        return found | {"nll": [found["nll"][0] + 1e-3, *found["nll"][1:]]}
+@pytest.mark.parametrize("alone", [TASK, MORE])
+def test_models_stay_side_by_side(tmp_path, alone):
+    """A scorer stands under the task that all its models ran."""
+    runs = write_runs(tmp_path, [*both("one"), *both("three", tasks=(alone,))])
+    assert [own[:2] for own in listed(runs) if own[2] == "nll"] == [
+        *(("one", alone), ("three", alone))
+    ]
 
-    own = write_more(tmp_path, given=otherwise, controls=()).systems
-    assert list(own.loc[own["scorer"] == "nll", "task"]) == [TASK, MORE]
+
+def test_models_of_two_tasks_stay_apart(tmp_path):
+    runs = write_runs(tmp_path, [*both("one", (TASK,)), *both("three", (MORE,))])
+    assert [own[:2] for own in listed(runs) if own[2] == "nll"] == [
+        *(("one", TASK), ("three", MORE))
+    ]
+
+
+def test_scorers_of_one_name_with_other_numbers_stay_apart(tmp_path):
+    runs = write_runs(tmp_path, both(), nll=1e-3)
+    assert [own[1] for own in listed(runs) if own[2] == "nll"] == [TASK, MORE]
+
+
+@pytest.mark.parametrize("nll", [1e-3, 0.0])
+def test_two_controls_of_one_scorer_are_never_averaged(tmp_path, nll):
+    """A task's own control stands, whatever the other's numbers."""
+    alone = write_runs(tmp_path / "alone", both(controls=(TASK,)))
+    runs = write_runs(tmp_path / "both", both(controls=(TASK, MORE)), nll=nll)
+    found = [
+        build_report(each, Settings(resamples=50))["controls"]["shares"] for each in (alone, runs)
+    ]
+    name = f"one|{TASK}|nll"
+    one, other = ([row for row in rows if row["system"] == name] for rows in found)
+    assert one == other
+    scores_of = runs.control_scores[runs.control_scores["scorer"] == "nll"]
+    assert len(scores_of) == 8 * 16
+
+
+def test_a_control_without_the_row_that_pmi_takes_is_named(tmp_path):
+    write_energy(tmp_path, scores=scores(True), scorers={"nll_sum": "nll_sum"})
+    write_energy(tmp_path, scores=scores(False), scorers={"nll": "nll"}, **CONTROL)
+    (absent,) = pmi_scores(read_runs([tmp_path]))[1]
+    assert absent["why"] == "its control without context has no row nll_sum"

@@ -85,6 +85,21 @@ def test_a_record_has_every_metric_with_its_interval(files, report):
     assert not any("shortest" in name or "nocontext" in name for name in results)
 
 
+def test_what_is_better_when_lower_is_said_as_the_tasks_say_it(files):
+    folder = HERE.parents[1] / "task_configs" / "researchbench"
+    lines = "".join(path.read_text(encoding="utf-8") for path in folder.glob("_*.yaml"))
+    pattern = r"\{metric: ([\w@]+),.*higher_is_better: (true|false)\}"
+    tasks_say = {metric: value == "false" for metric, value in re.findall(pattern, lines)}
+    compared = set()
+    for record in records(files):
+        for result in record["evaluation_results"]:
+            config = result["metric_config"]
+            if config["metric_name"] in tasks_say:
+                assert config["lower_is_better"] is tasks_say[config["metric_name"]], config
+                compared.add(config["metric_name"])
+    assert {"hit@1", "mrr", "chose_shown_first"} <= compared
+
+
 def test_a_judges_record_has_its_parse_rate(files):
     (record,) = [
         one for one in records(files) if one["evaluation_id"].startswith("researchbench_judge/")

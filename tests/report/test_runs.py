@@ -194,7 +194,14 @@ def test_candidates_are_joined_by_id_whatever_their_order(tmp_path):
     assert orders.nunique() == 1
 
 
-def test_a_discipline_group_is_one_run(tmp_path):
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda name: ("dataset_kwargs", {"discipline": name}),
+        lambda name: ("metadata", {"only": name}),
+    ],
+)
+def test_a_group_of_parts_is_one_run(tmp_path, part):
     docs = documents()
     place = {"date": "2026-01-02T03-04-05.000006"}
     members = {}
@@ -202,12 +209,12 @@ def test_a_discipline_group_is_one_run(tmp_path):
         mine = [doc for doc in docs if doc["discipline"] == discipline]
         name = f"{TASK}_{discipline.lower()}"
         file = write_energy(tmp_path, docs=mine, task=name, **place)
-        members[name] = {"discipline": discipline}
+        members[name] = part(discipline)
 
     def group(results):
         results["group_subtasks"] = {f"{TASK}_by_discipline": list(members)}
-        for name, kwargs in members.items():
-            results["configs"][name]["dataset_kwargs"] = kwargs
+        for name, (field, value) in members.items():
+            results["configs"][name][field] = value
 
     edit(file, group)
     write_energy(tmp_path, "acme/Lark-3B")  # the whole task, of another model
@@ -674,6 +681,18 @@ def test_other_peoples_files_are_left_out_and_named(tmp_path):
         "not a results file of lm-eval",
     ]
     assert len(runs.systems) == 3
+
+
+def test_a_task_with_several_golds_is_left_out_and_named(tmp_path):
+    write_energy(tmp_path)
+    docs = [doc | {"gold": [doc["gold"], (doc["gold"] + 1) % 16]} for doc in documents()]
+    write_energy(tmp_path, task="my_golds", docs=docs)
+    runs = read_runs([tmp_path])
+    assert set(runs.systems["task"]) == {TASK}
+    (entry,) = runs.files["left_out"]
+    assert "my_golds" in entry["why"]
+    assert "several golds" in entry["why"]
+    assert "several golds" in refused(tmp_path, tasks=["my_golds"])
 
 
 def test_expert_rankings_are_left_out_and_named(tmp_path):

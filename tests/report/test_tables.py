@@ -226,6 +226,8 @@ def test_controls_show_what_is_lost(made, report):
     first = dict(zip(table.header, table.rows[0][1], strict=True))
     full, without = first["Whole prompt"]["value"], first["no context"]["value"]
     assert first["lost: no context"]["value"] == pytest.approx(full - without)
+    for part in ("Whole prompt", "no context", "lost: no context"):
+        assert first[part]["low"] <= first[part]["value"] <= first[part]["high"]
     assert re.search("No PMI of Lark-3B on .*: there is no run", markdown([table]))
 
 
