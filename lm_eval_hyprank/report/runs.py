@@ -21,7 +21,6 @@ from lm_eval_hyprank.datasets.researchbench import REPOSITORY
 from lm_eval_hyprank.report.found import (
     JUDGES,
     NAME_ARGS,
-    SCORERS,
     Found,
     ReportError,
     found_runs,
@@ -30,11 +29,17 @@ from lm_eval_hyprank.report.found import (
     newest,
 )
 from lm_eval_hyprank.report.samples import Loaded, SeveralGolds, load
+from lm_eval_hyprank.report.sharing import (
+    NO_MODEL_SCORES,
+    controls_homes,
+    homes_notes,
+    homes_of,
+    reads_of,
+)
 
 NO_MODEL = "no model"
 """The model name of a scorer that looks at no model, such as fewest bytes first."""
 
-_NO_MODEL_SCORES = ("num_bytes", "chance")
 _DIAGNOSTIC_SCORES = ("logz", "logz_sum")
 
 PARADIGMS = {
@@ -281,15 +286,15 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
     replies: list[dict[str, Any]] = []
     trivial: dict[str, dict[str, Any]] = {}
     trivial_scores: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
-    homes = _homes(loaded)
-    control_of = _controls_homes(loaded, homes)
+    homes = homes_of(loaded)
+    control_of = controls_homes(loaded, homes)
     papers, candidates = _paper_tables(loaded)
     frame = candidates.merge(
         papers[["paper_id", "discipline", "doi"]], on="paper_id", how="left", sort=False
     )
     for place, run in enumerate(loaded):
         found = run.found
-        reads = _reads(found)
+        reads = reads_of(found)
         for scorer in run.scores or run.pairwise:
             if found.control and (place, scorer) not in control_of:
                 continue
@@ -308,7 +313,7 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
                 "name": found.task,
                 "run": place,
             }
-            if reads.get(scorer) in _NO_MODEL_SCORES:
+            if reads.get(scorer) in NO_MODEL_SCORES:
                 if not found.control:
                     _merge_trivial(system, run, trivial, trivial_scores)
                 continue
@@ -334,99 +339,8 @@ def _tables(loaded: Sequence[Loaded], files: dict[str, list[dict[str, str]]]) ->
         replies=pd.DataFrame(replies, columns=_REPLY_COLUMNS),
         runs=runs,
         files=files,
-        notes=_notes(loaded) + _homes_notes(homes),
+        notes=_notes(loaded) + homes_notes(homes),
     )
-
-
-def _homes(loaded: Sequence[Loaded]) -> dict[tuple[str, str], str]:
-    """Finds scorers that two energy tasks share, so that each is one system.
-
-    Two tasks that differ in their filters alone, such as ``researchbench_energy`` and
-    ``researchbench_energy_scores``, have the same numbers under the same names. The one gives way
-    where every model that ran it ran the other too, with the same numbers, so that a scorer of
-    several models stays under one task.
-
-    Returns:
-        From a task that gives way and the scorer to the task under which the scorer stands.
-    """
-    measured: dict[str, dict[str, dict[str, Mapping[str, Mapping[str, float]]]]] = {}
-    in_several_ways = set()
-    for run in loaded:
-        found = run.found
-        if found.kind != "energy" or found.control:
-            continue
-        reads = _reads(found)
-        for scorer, scores in run.scores.items():
-            if reads.get(scorer) in _NO_MODEL_SCORES:
-                continue
-            models = measured.setdefault(scorer, {}).setdefault(found.task, {})
-            if found.model in models:
-                in_several_ways.add(found.task)
-            models[found.model] = scores
-    homes: dict[tuple[str, str], str] = {}
-    for scorer, tasks in measured.items():
-        kept: list[str] = []
-        for task in sorted(tasks.keys() - in_several_ways, key=lambda t: (-len(tasks[t]), t)):
-            for home in kept:
-                if tasks[task].keys() <= tasks[home].keys() and all(
-                    _alike(scores, tasks[home][model]) for model, scores in tasks[task].items()
-                ):
-                    homes[task, scorer] = home
-                    break
-            else:
-                kept.append(task)
-    return homes
-
-
-def _homes_notes(homes: Mapping[tuple[str, str], str]) -> list[str]:
-    """A sentence for each two tasks that share scorers."""
-    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (task, scorer), home in homes.items():
-        shared[task, home].append(scorer)
-    return [
-        f"{', '.join(scorers)}: the numbers of {task} are those of {home} and stand once."
-        for (task, home), scorers in shared.items()
-    ]
-
-
-def _alike(
-    one: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
-) -> bool:
-    """Whether all scores are the same but for rounding; what is not finite is so in both."""
-    return all(
-        math.isclose(score, other[paper][candidate], rel_tol=1e-6)
-        or not (math.isfinite(score) or math.isfinite(other[paper][candidate]))
-        for paper, scores in one.items()
-        for candidate, score in scores.items()
-    )
-
-
-def _controls_homes(
-    loaded: Sequence[Loaded], homes: Mapping[tuple[str, str], str]
-) -> dict[tuple[int, str], str]:
-    """The task that each control's scorer is a control of, once; the others have no entry.
-
-    A scorer that stands under another task takes its controls there, unless that task has
-    controls of its own.
-    """
-    own: list[tuple[int, str]] = []
-    moved: list[tuple[int, str]] = []
-    for place, run in enumerate(loaded):
-        if run.found.control:
-            for scorer in run.scores:
-                away = (run.found.control_of, scorer) in homes
-                (moved if away else own).append((place, scorer))
-    kept: dict[tuple[int, str], str] = {}
-    seen = set()
-    for places in (own, moved):
-        for place, scorer in places:
-            found = loaded[place].found
-            home = homes.get((found.control_of, scorer), found.control_of)
-            key = (found.model, found.control, home, scorer)
-            if places is own or key not in seen:
-                kept[place, scorer] = home
-            seen.add(key)
-    return kept
 
 
 _SCORE_COLUMNS = [
@@ -469,15 +383,6 @@ def _paper_tables(loaded: Sequence[Loaded]) -> tuple[pd.DataFrame, pd.DataFrame]
                 }
             )
     return pd.DataFrame(papers), pd.DataFrame(candidates)
-
-
-def _reads(found: Found) -> dict[str, str]:
-    """Which attribute of a continuation's score each scorer of a task reads; ``chance`` none."""
-    return {
-        name: str(step.get("score", "chance"))
-        for name, step in found.filter_steps()
-        if step.get("function") in SCORERS or (name, step.get("function")) == ("chance", "custom")
-    }
 
 
 def _merge_trivial(
