@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional
 
 from lm_eval_hyprank.extras import Extras, free_energy_name
 
 BLOCK_BYTES = {"cpu": 2 * 2**20}
-"""Extra memory that :func:`token_scores` may hold beside its input, in bytes by device type.
+"""Extra memory that the functions here may hold beside their input, in bytes by device type.
 
 On a CPU a block that stays in the cache is twice as fast as one that does not.
 """
 DEFAULT_BLOCK_BYTES = 128 * 2**20
 """The same for every other device, where few large kernels beat many small ones."""
+
+
+LEAST_TILE = 256
+"""Columns of the smallest tile of an output head: narrower matrix products are slow."""
 
 
 LEAST_LOG_RATIO = -200.0
@@ -128,6 +133,51 @@ def token_scores(
         energy = -highest - temperature * ratios.cpu().double().log()
         extra[free_energy_name(temperature)] = energy
     return TokenScores(-picked.cpu().double(), highest + log_sums, greedy.cpu(), extra)
+
+
+@torch.no_grad()
+def head_token_scores(
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> TokenScores:
+    """`token_scores` of ``hidden @ weight.T + bias``, a tile of the vocabulary at a time.
+
+    The logits are never held whole: a tile of ``BLOCK_BYTES`` (in float32) is, and the largest
+    logit and the sum of each tile, from which the log-partition is put together in float64.
+
+    Args:
+        hidden: ``[M, width]``, what the output head is given, any floating dtype and device.
+        targets: ``[N]``, int64, on the same device.
+        rows: ``[N]``, int64, on the same device: the row of ``hidden`` that predicts each target.
+        weight: ``[vocabulary, width]``, of the head.
+        bias: ``[vocabulary]``, of the head, or None.
+    """
+    picked = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
+    first = torch.empty(len(rows), dtype=torch.bool, device=hidden.device)
+    tops, sums = [], []
+    budget = BLOCK_BYTES.get(hidden.device.type, DEFAULT_BLOCK_BYTES)
+    tile = max(LEAST_TILE, budget // (4 * len(hidden)))
+    for start in range(0, len(weight), tile):
+        part = slice(start, start + tile)
+        logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
+        scratch = logits.float()
+        inside = (targets // tile == start // tile).nonzero()[:, 0]
+        own, column = scratch[rows[inside]], targets[inside] - start
+        picked[inside] = own.gather(1, column[:, None])[:, 0]
+        first[inside] = own.argmax(dim=1) == column
+        top = scratch.amax(dim=1)
+        tops.append(top)
+        # A tile may hold minus infinity only: minus infinity less itself is no number.
+        least = torch.finfo(torch.float32).min
+        sums.append(scratch.sub_(top.clamp(min=least)[:, None]).exp_().sum(dim=1))
+    rows, targets = rows.cpu(), targets.cpu()
+    highest = torch.stack(tops).cpu().double()
+    logz = (highest + torch.stack(sums).cpu().double().log()).logsumexp(dim=0)
+    greedy = first.cpu() & (highest.argmax(dim=0)[rows] == targets // tile)
+    return TokenScores(-picked.cpu().double(), logz[rows], greedy)
 
 
 def _moments(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

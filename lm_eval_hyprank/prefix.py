@@ -16,7 +16,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lm_eval_hyprank.energy import TokenScores, token_scores
+from lm_eval_hyprank.energy import TokenScores, head_token_scores, token_scores
 from lm_eval_hyprank.extras import Extras
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,46 @@ class Row(NamedTuple):
     continuation: Sequence[int]
 
 
-class _Logits(NamedTuple):
-    """Logits of a batch as the model returned them, and before soft-capping if that differs."""
+@dataclass(frozen=True)
+class _Predictions:
+    """What a forward pass says of the token after each position.
 
-    logits: torch.Tensor
-    uncapped: torch.Tensor | None
+    Attributes:
+        values: ``[batch, positions, vocabulary]`` logits as the model returned them; or, with
+            ``head``, ``[batch, positions, width]``, of which it makes the logits.
+        uncapped: The logits before soft-capping, if they are others.
+        head: The model's output head where it was left out of the pass.
+    """
+
+    values: torch.Tensor
+    uncapped: torch.Tensor | None = None
+    head: torch.nn.Linear | None = None
+
+    @property
+    def positions(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def last(self, count: int) -> _Predictions:
+        """Those of the last positions."""
+        uncapped = None if self.uncapped is None else self.uncapped[:, -count:]
+        return _Predictions(self.values[:, -count:], uncapped, self.head)
+
+    def scores(self, targets: list[int], places: list[int], extras: Extras | None) -> TokenScores:
+        """Scores each target by the prediction at its place among all ``batch * positions``."""
+        tokens = torch.tensor(targets, device=self.device)
+        rows = torch.tensor(places, device=self.device)
+        values = self.values.flatten(0, 1)
+        if self.head is not None:
+            # Not all positions are scored, and some for many targets.
+            places_used, rows = torch.unique(rows, return_inverse=True)
+            weight, bias = self.head.weight, self.head.bias
+            return head_token_scores(values[places_used], tokens, rows, weight, bias)
+        uncapped = None if self.uncapped is None else self.uncapped.flatten(0, 1)
+        return token_scores(values, tokens, rows, extras=extras, uncapped=uncapped)
 
 
 @dataclass
@@ -71,12 +106,14 @@ class Batching:
         min_saving: Prefix tokens that sharing must save for a group of continuations to get a
             pass of its own; below it, sequences of many groups are batched whole.
         pass_tokens: What a forward pass costs beside its tokens, in tokens.
+        max_logits: Upper limit of padded tokens in one pass whose logits are held whole.
     """
 
     max_sequences: int | None
     max_tokens: int
     min_saving: int
     pass_tokens: int = 16
+    max_logits: int = sys.maxsize
 
     @classmethod
     def for_model(cls, model: Any, device: torch.device, max_sequences: int | None) -> Batching:
@@ -86,12 +123,12 @@ class Batching:
         if device.type == "cpu":
             # Measured on 2 cores: 512 tokens keep the matrix products busy, more only pads
             # more; a quarter of a GiB of logits is where a larger block stops paying.
-            return cls(max_sequences, max(64, min(512, 2**28 // row_bytes)), 256)
+            return cls(max_sequences, 512, 256, max_logits=max(64, 2**28 // row_bytes))
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
         # Logits and their float32 copies take about three rows a token; leave half for the rest.
         return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096, 512)
 
-    def plan(self, lengths: Sequence[int]) -> list[int]:
+    def plan(self, lengths: Sequence[int], tiled: bool = False) -> list[int]:
         """Cuts sequences into batches so that padding and passes together cost least.
 
         A batch of ``n`` sequences costs ``n`` times its longest, and ``pass_tokens`` for the
@@ -99,15 +136,17 @@ class Batching:
 
         Args:
             lengths: Tokens of each sequence, descending.
+            tiled: Whether logits are made in tiles of the vocabulary and never held whole.
 
         Returns:
             The size of each batch, in order; they add up to ``len(lengths)``.
         """
         limit = self.max_sequences or len(lengths)
+        max_tokens = self.max_tokens if tiled else min(self.max_tokens, self.max_logits)
         cost = [0] * (len(lengths) + 1)  # of all from here on
         size = [0] * len(lengths)  # of the batch that begins here
         for start in reversed(range(len(lengths))):
-            most = min(limit, len(lengths) - start, self.max_tokens // max(1, lengths[start]))
+            most = min(limit, len(lengths) - start, max_tokens // max(1, lengths[start]))
             cost[start], size[start] = min(
                 (lengths[start] * count + self.pass_tokens + cost[start + count], count)
                 for count in range(1, max(1, most) + 1)
@@ -207,6 +246,7 @@ class Engine:
         self.checked_tokens = 0
         self.device_difference: float | None = None
         self.precap: Literal["raw", "head", "unknown"] | None = None
+        self.plain_head: torch.nn.Linear | None = None
 
     def score(
         self, rows: Sequence[Row], extras: Extras | None = None
@@ -270,11 +310,12 @@ class Engine:
             keep = ids.shape[1] - min(first for _, first, _ in wanted)
             found = self._forward(ids, keep=keep, extras=extras)
             # What was kept is counted from the end; some models ignore the wish and keep all.
-            dropped = ids.shape[1] - found.logits.shape[1]
+            dropped = ids.shape[1] - found.positions
             self._pick(found, [(p, f - dropped, i) for p, f, i in wanted], rows, scores, extras)
 
         for beyond in (True, False):
-            self._in_batches([s for s in sequences if (len(s) > self.rope_switch) is beyond], run)
+            side = [s for s in sequences if (len(s) > self.rope_switch) is beyond]
+            self._in_batches(side, run, extras)
         return [scores[index] for index in range(len(rows))]
 
     def score_on_prefix(
@@ -285,21 +326,13 @@ class Engine:
     ) -> list[TokenScores]:
         """Scores continuations of one prefix, which is computed once and its cache reused."""
         assert self.reuse is not None
-        outputs, uncapped = self._call(
+        outputs, found = self._call(
             self._padded([prefix]), extras, use_cache=True, logits_to_keep=1
         )
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
-        last = outputs.logits[0, -1:]
-        # A model split over devices returns its logits on another one than it takes its input.
-        firsts = torch.tensor([c[0] for c in continuations], device=last.device)
         # The prefix's last position predicts every continuation's first token.
-        first = token_scores(
-            last,
-            firsts,
-            torch.zeros_like(firsts),
-            extras=extras,
-            uncapped=None if uncapped is None else uncapped[0, -1:],
-        )
+        firsts = [continuation[0] for continuation in continuations]
+        first = found.last(1).scores(firsts, [0] * len(firsts), extras)
         inputs: dict[tuple[int, ...], list[int]] = {}
         for index, continuation in enumerate(continuations):
             if len(continuation) > 1:
@@ -315,7 +348,7 @@ class Engine:
             wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
             self._pick(found, wanted, beyond_first, rest, extras)
 
-        self._in_batches(list(inputs), run)
+        self._in_batches(list(inputs), run, extras)
         return [
             TokenScores.concatenate([first[i : i + 1], rest[i]]) if i in rest else first[i : i + 1]
             for i in range(len(continuations))
@@ -329,7 +362,8 @@ class Engine:
         plain forward pass is kept for :meth:`score`. Where none does (recurrent layers that
         ignore the state handed to them, models that return no cache, virtual-token adapters), one
         warning says so and :meth:`score` makes whole passes only. Does nothing for a row no
-        longer than one checked before.
+        longer than one checked before. The first time, it is also found out whether the output
+        head may be left out of the passes.
 
         Args:
             row: The row with the longest prefix that will be scored: what goes wrong may do so
@@ -341,6 +375,8 @@ class Engine:
         tokens = [*row.prefix, *row.continuation]
         if len(tokens) <= self.checked_tokens or not self.untried:
             return
+        if not self.checked_tokens:
+            self._find_plain_head(row)
         self.checked_tokens = len(tokens)
         if len(tokens) < 2 * CHECK_TOKENS:
             tokens = (tokens * CHECK_TOKENS)[: 2 * CHECK_TOKENS]
@@ -428,11 +464,15 @@ class Engine:
         return _parameter_dtype(self.model)
 
     def _in_batches(
-        self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
+        self,
+        sequences: list[tuple[int, ...]],
+        run: Callable[[list[tuple[int, ...]]], None],
+        extras: Extras | None,
     ) -> None:
         """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
+        tiled = self._left_out(extras) is not None
         pending = sorted(sequences, key=lambda sequence: (-len(sequence), sequence))
-        sizes = self.batching.plan([len(sequence) for sequence in pending])
+        sizes = self.batching.plan([len(sequence) for sequence in pending], tiled)
         while pending:
             count = sizes.pop(0)
             try:
@@ -445,7 +485,7 @@ class Engine:
                 continue
             # Out here the error is gone, and with it its hold on the tensors of the failed pass.
             self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
-            sizes = self.batching.plan([len(sequence) for sequence in pending])
+            sizes = self.batching.plan([len(sequence) for sequence in pending], tiled)
             clear_device_cache(garbage_collection=True)
             logger.warning(
                 "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
@@ -457,24 +497,63 @@ class Engine:
         ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
+    def _left_out(self, extras: Extras | None) -> torch.nn.Linear | None:
+        """The output head, where a pass may leave it out: it is plain, and sums are all we want."""
+        return self.plain_head if extras in (None, Extras()) else None
+
     def _call(
         self, ids: torch.Tensor, extras: Extras | None = None, **options: Any
-    ) -> tuple[Any, torch.Tensor | None]:
-        """The model's outputs, and its logits before soft-capping where they are others."""
+    ) -> tuple[Any, _Predictions]:
+        """The model's outputs, and what they predict."""
         options = {name: value for name, value in options.items() if name in self.accepts}
         precap = self.precap if extras and extras.precap else "raw"
+        left_out = self._left_out(extras)
         with (
             torch.no_grad(),
             self.autocast(),
+            _inputs_instead_of(left_out) as inputs,
             _head_outputs(self.model if precap == "head" else None) as heads,
         ):
             outputs = self.model(input_ids=ids, **options)
+        if left_out is not None:
+            return outputs, _Predictions(inputs[0], head=left_out)
+        uncapped = None
         if precap == "head":
             # A model split over devices hands its logits out on another one.
-            return outputs, heads[0].to(outputs.logits.device)
-        if precap == "unknown":
-            return outputs, outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
-        return outputs, None
+            uncapped = heads[0].to(outputs.logits.device)
+        elif precap == "unknown":
+            uncapped = outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
+        return outputs, _Predictions(outputs.logits, uncapped)
+
+    def _find_plain_head(self, row: Row) -> None:
+        """Finds out whether the model's logits are just what its output head makes.
+
+        Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
+        which is faster and holds less. A head that is quantised, adapted or hooked into (split
+        over devices), or whose outputs the model scales, caps or masks, stays in.
+        """
+        head = self.model.get_output_embeddings()
+        if type(head) is not torch.nn.Linear or "forward" in vars(head):
+            return
+        with self.autocast():
+            if torch.is_autocast_enabled(self.device.type):
+                return
+        if head._forward_hooks or head._forward_pre_hooks:
+            return
+        ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
+        with _head_outputs(self.model) as outputs:
+            logits = self._forward(ids).values
+        # The very same numbers: capping would change some, though little where logits are small.
+        if len(outputs) != 1 or not torch.equal(outputs[0].to(logits), logits):
+            return
+        self.plain_head = head
+        try:
+            left_out = self._forward(ids).values
+        except Exception:  # a model may need the logits themselves, and raise anything without
+            self.plain_head = None
+            return
+        if left_out.shape != (*logits.shape[:2], head.in_features):
+            self.plain_head = None
 
     def _find_precap(self, row: Row) -> Literal["raw", "head", "unknown"]:
         """Finds out where this model's logits before soft-capping are.
@@ -485,11 +564,13 @@ class Engine:
             names a cap, and the output of its head, capped so, gives its logits; "unknown",
             with a warning, where neither holds.
         """
+        if self.plain_head is not None:
+            return "raw"
         config = self.model.config.get_text_config()
         cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
         with _head_outputs(self.model) as heads:
             ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
-            logits = self._call(ids)[0].logits.float()  # not every device has float64
+            logits = self._forward(ids).values.float()  # not every device has float64
         finite = logits.isfinite()  # some models mask rows of the vocabulary that are no token
         if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
             head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
@@ -520,8 +601,8 @@ class Engine:
         start: int = 0,
         keep: int = 0,
         extras: Extras | None = None,
-    ) -> _Logits:
-        """Logits ``[batch, kept positions, vocabulary]`` of ids that begin at ``start``."""
+    ) -> _Predictions:
+        """Predictions at the kept positions of ids that begin at ``start``."""
         batch, width = ids.shape
         options: dict[str, Any] = {"use_cache": False}
         if cached is not None:
@@ -536,44 +617,34 @@ class Engine:
         elif keep:
             options["logits_to_keep"] = keep
         # Virtual-token adapters return logits for their own tokens in front.
-        outputs, uncapped = self._call(ids, extras, **options)
-        return _Logits(
-            outputs.logits[:, -width:], None if uncapped is None else uncapped[:, -width:]
-        )
+        return self._call(ids, extras, **options)[1].last(width)
 
     def _pick(
         self,
-        found: _Logits,
+        found: _Predictions,
         wanted: Sequence[tuple[int, int, int]],
         rows: Sequence[Row],
         scores: dict[int, TokenScores],
         extras: Extras | None,
     ) -> None:
-        """Scores rows from the logits of a batch.
+        """Scores rows from the predictions of a batch.
 
         Args:
-            found: ``[batch, width, vocabulary]``.
-            wanted: For each row: its place in the batch, the position whose logits predict its
+            found: What one pass predicts.
+            wanted: For each row: its place in the batch, the position that predicts its
                 continuation's first token, and its index in ``rows``.
             rows: Whose continuations are scored.
             scores: Takes the results, keyed by index.
             extras: What else to compute.
         """
-        logits, uncapped = found
-        width = logits.shape[1]
         targets: list[int] = []
         places: list[int] = []
         for place, first, index in wanted:
             continuation = rows[index].continuation
             targets += continuation
-            places += range(place * width + first, place * width + first + len(continuation))
-        batch_scores = token_scores(
-            logits.flatten(0, 1),
-            torch.tensor(targets, device=logits.device),
-            torch.tensor(places, device=logits.device),
-            extras=extras,
-            uncapped=None if uncapped is None else uncapped.flatten(0, 1),
-        )
+            begin = place * found.positions + first
+            places += range(begin, begin + len(continuation))
+        batch_scores = found.scores(targets, places, extras)
         start = 0
         for _, _, index in wanted:
             end = start + len(rows[index].continuation)
@@ -595,6 +666,25 @@ def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
         yield found
     finally:
         handle.remove()
+
+
+@contextmanager
+def _inputs_instead_of(head: torch.nn.Linear | None) -> Iterator[list[torch.Tensor]]:
+    """Collects what an output head is given, and spares its work; with None does nothing."""
+    found: list[torch.Tensor] = []
+    if head is None:
+        yield found
+        return
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        found.append(hidden)
+        return hidden[..., :1]  # what the model does to its logits is done to something small
+
+    head.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        del head.forward
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:

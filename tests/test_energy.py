@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_hyprank import energy
-from lm_eval_hyprank.energy import TokenScores, token_scores
+from lm_eval_hyprank.energy import TokenScores, head_token_scores, token_scores
 from lm_eval_hyprank.extras import Extras, free_energy_name, union
 
 
@@ -107,6 +107,98 @@ def test_extra_memory_is_bounded_whatever_the_vocabulary(vocabulary):
     largest = max(abs(event.self_cpu_memory_usage) for event in profile.events())
     one_row = 4 * vocabulary
     assert largest <= max(energy.BLOCK_BYTES["cpu"], one_row)
+
+
+# An output head in tiles
+
+
+def whole_head(hidden, targets, rows, weight, bias):
+    """The reference: all logits at once."""
+    return token_scores(torch.nn.functional.linear(hidden, weight, bias), targets, rows)
+
+
+@settings(deadline=None)
+@given(
+    states=st.integers(1, 20),
+    width=st.integers(1, 9),
+    vocabulary=st.integers(2, 300),
+    count=st.integers(1, 40),
+    biased=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    block=st.integers(1, 4000),
+    seed=st.integers(0, 2**31),
+)
+def test_a_head_in_tiles_equals_a_head_at_once(
+    states, width, vocabulary, count, biased, dtype, block, seed
+):
+    """On small whole numbers, which every dtype holds exactly and which tie all the time."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randint(-3, 4, shape, generator=generator).to(dtype)
+
+    hidden, weight = some(states, width), some(vocabulary, width)
+    bias = some(vocabulary) if biased else None
+    targets = torch.randint(0, vocabulary, (count,), generator=generator)
+    rows = torch.randint(0, states, (count,), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(energy.BLOCK_BYTES, "cpu", block)
+        patch.setattr(energy, "LEAST_TILE", 1)
+        found = head_token_scores(hidden, targets, rows, weight, bias)
+    expected = whole_head(hidden, targets, rows, weight, bias)
+    assert torch.equal(found.raw, expected.raw)
+    assert torch.equal(found.greedy, expected.greedy)
+    torch.testing.assert_close(found.logz, expected.logz, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
+@pytest.mark.parametrize("vocabulary", [500, 49_152])
+def test_a_head_in_tiles_equals_float64(scale, vocabulary):
+    hidden, weight = torch.randn(70, 16) * scale, torch.randn(vocabulary, 16)
+    bias, targets = torch.randn(vocabulary), torch.randint(0, vocabulary, (70,))
+    found = head_token_scores(hidden, targets, torch.arange(70), weight, bias)
+    expected = reference(hidden.double() @ weight.double().T + bias, targets)
+    largest = float(expected.raw.abs().max())
+    for name in ("raw", "logz"):
+        off = getattr(found, name) - getattr(expected, name)
+        assert off.abs().max() <= 2e-6 * max(1.0, largest)
+
+
+@pytest.mark.parametrize("least_tile", [1, 2, 5])
+def test_tiles_without_mass_and_rows_without_numbers(least_tile, monkeypatch):
+    """Columns at minus infinity fill tiles in front, between and behind; one state is NaN."""
+    monkeypatch.setitem(energy.BLOCK_BYTES, "cpu", 1)
+    monkeypatch.setattr(energy, "LEAST_TILE", least_tile)
+    hidden, weight = torch.randn(4, 8), torch.randn(20, 8)
+    hidden[2, 3] = math.nan
+    bias = torch.zeros(20)
+    bias[[0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14, 18, 19]] = -math.inf
+    arguments = hidden, torch.tensor([6, 15, 7, 0]), torch.arange(4), weight, bias
+    found, expected = head_token_scores(*arguments), whole_head(*arguments)
+    torch.testing.assert_close(found.raw, expected.raw, equal_nan=True)
+    torch.testing.assert_close(found.logz, expected.logz, rtol=0, atol=5e-6, equal_nan=True)
+    assert found.nll.isnan().tolist() == [False, False, True, False]
+    assert found.nll[3] == math.inf
+    assert torch.equal(found.greedy[[0, 1, 3]], expected.greedy[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 262_144])
+def test_a_head_in_tiles_never_holds_the_logits(vocabulary):
+    """Nor what a backward pass would need."""
+    hidden, weight = torch.randn(512, 8), torch.nn.Parameter(torch.randn(vocabulary, 8))
+    targets = torch.zeros(512, dtype=torch.long)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        found = head_token_scores(hidden, targets, torch.arange(512), weight, None)
+    assert not found.raw.requires_grad
+    held = peak = 0
+    for event in sorted(profile.events(), key=lambda event: event.time_range.end):
+        held += event.self_cpu_memory_usage
+        peak = max(peak, held)
+    tiles = vocabulary // energy.LEAST_TILE
+    # Two tiles at once, and two float64 numbers a tile and row.
+    assert peak <= 2 * energy.BLOCK_BYTES["cpu"] + 4 * 8 * 512 * tiles
 
 
 EVERYTHING = Extras(precap=True, moments=True, temperatures=frozenset({0.5, 3.0}))

@@ -129,10 +129,12 @@ def groups(draw: Any) -> list[Row]:
     max_tokens=st.sampled_from([1, 50, 512, 4096]),
     min_saving=st.sampled_from([0, 256, 10**9]),
     reuse=st.sampled_from([None, _SharedPrefix, _CopiedPrefix]),
+    tiled=st.booleans(),
 )
-def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_saving, reuse):
+def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_saving, reuse, tiled):
     engine = engine_of(llama(), max_sequences, max_tokens, min_saving)
     engine.reuse = reuse
+    engine.plain_head = llama().lm_head if tiled else None
     parts = list(engine.score(rows))
     prefixes = [{rows[index].prefix for index, _ in part} for part in parts]
     assert sum(map(len, prefixes)) == len({row.prefix for row in rows})
@@ -144,8 +146,9 @@ def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_savi
         assert torch.equal(scores.greedy, expected.greedy)
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
-def test_the_order_of_rows_changes_no_digit(reuse):
+def test_the_order_of_rows_changes_no_digit(reuse, tiled):
     """Nor does scoring a second time: what is cached for a prefix is read and left alone."""
     rows = [
         Row(tokens(length, length), tokens(count, 10 * length + count))
@@ -154,6 +157,7 @@ def test_the_order_of_rows_changes_no_digit(reuse):
     ]
     engine = engine_of(llama(), max_sequences=4)
     engine.reuse = reuse
+    engine.plain_head = llama().lm_head if tiled else None
     first = scored(engine, rows)
     assert identical(scored(engine, rows), first)
     order = random.Random(0).sample(range(len(rows)), len(rows))
@@ -176,12 +180,14 @@ def test_a_prefix_with_very_many_rows_is_scored_in_parts(reuse, monkeypatch):
     assert identical(again, first[::-1])
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
-def test_extras_come_with_every_way_of_scoring(reuse):
+def test_extras_come_with_every_way_of_scoring(reuse, tiled):
     extras = Extras(precap=True, moments=True, temperatures=frozenset({2.0}))
     rows = [Row(tokens(30), tokens(count, count)) for count in (9, 5, 5, 1)]
     engine = engine_of(llama(), max_sequences=2)
     engine.reuse = reuse
+    engine.plain_head = llama().lm_head if tiled else None
     found = dict(pair for part in engine.score(rows, extras) for pair in part)
     for index, row in enumerate(rows):
         ids = torch.tensor([[*row.prefix, *row.continuation]])
@@ -275,15 +281,21 @@ def test_no_rows_no_passes():
     max_sequences=st.one_of(st.none(), st.integers(1, 70)),
     max_tokens=st.integers(1, 5000),
     pass_tokens=st.integers(0, 600),
+    max_logits=st.integers(1, 5000),
+    tiled=st.booleans(),
 )
-def test_a_plan_keeps_the_limits(lengths, max_sequences, max_tokens, pass_tokens):
+def test_a_plan_keeps_the_limits(
+    lengths, max_sequences, max_tokens, pass_tokens, max_logits, tiled
+):
     lengths.sort(reverse=True)
-    sizes = Batching(max_sequences, max_tokens, 0, pass_tokens).plan(lengths)
+    batching = Batching(max_sequences, max_tokens, 0, pass_tokens, max_logits)
+    sizes = batching.plan(lengths, tiled)
     assert sum(sizes) == len(lengths)
     start = 0
     for size in sizes:
         assert 1 <= size <= (max_sequences or len(lengths))
         assert size == 1 or size * lengths[start] <= max_tokens
+        assert size == 1 or tiled or size * lengths[start] <= max_logits
         start += size
 
 
@@ -319,12 +331,14 @@ def test_a_plan_costs_least(lengths, max_sequences, max_tokens, pass_tokens):
     assert cost(found) == min(map(cost, cuts(len(lengths))))
 
 
-@pytest.mark.parametrize(("vocabulary", "most"), [(320, 512), (49_152, 512), (262_144, 256)])
-def test_a_wide_vocabulary_makes_smaller_batches(vocabulary, most):
+@pytest.mark.parametrize(("vocabulary", "most"), [(320, 32), (49_152, 32), (262_144, 16)])
+def test_a_wide_vocabulary_makes_smaller_batches_where_logits_are_held(vocabulary, most):
     with torch.device("meta"):
         model = tiny.llama(vocabulary)
-    assert Batching.for_model(model, torch.device("cpu"), 7).max_tokens == most
-    assert Batching.for_model(model, torch.device("cpu"), 7).max_sequences == 7
+    batching = Batching.for_model(model, torch.device("cpu"), 32)
+    assert max(batching.plan([16] * 32)) == most
+    assert batching.plan([16] * 32, tiled=True) == [32]
+    assert max(Batching.for_model(model, torch.device("cpu"), 7).plan([16] * 32, tiled=True)) == 7
 
 
 # Out of memory
@@ -400,17 +414,17 @@ def test_the_check_feeds_no_more_tokens_than_the_row_has(continuation):
 
 def forgetful(model: Any, length: int) -> Any:
     """A model that is wrong on caches of more tokens than a length."""
-    forward = model.forward
+    forward = model.model.forward
 
     @functools.wraps(forward)
     def wrong(**options: Any) -> Any:
         cache = options.get("cache", options.get("past_key_values"))
         outputs = forward(**options)
         if cache is not None and cache.get_seq_length() > length:
-            outputs.logits += torch.arange(VOCABULARY) % 7
+            outputs.last_hidden_state += torch.arange(outputs.last_hidden_state.shape[-1]) % 7
         return outputs
 
-    model.forward = wrong
+    model.model.forward = wrong
     return model
 
 
@@ -447,6 +461,120 @@ def test_the_check_leaves_the_batching_as_it_was():
     engine = engine_of(llama(), 16, 333, 44)
     engine.check(Row(tokens(60), tokens(20, 1)))
     assert engine.batching == Batching(16, 333, 44)
+
+
+@pytest.fixture
+def heads_run(monkeypatch) -> list[torch.nn.Linear]:
+    """Plain linear layers that ran, as often as they did."""
+    ran: list[torch.nn.Linear] = []
+    forward = torch.nn.Linear.forward
+    monkeypatch.setattr(
+        torch.nn.Linear,
+        "forward",
+        lambda self, hidden: (ran.append(self), forward(self, hidden))[1],
+    )
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "tiled"),
+    [
+        ("llama", {}, True),
+        ("llama", {"tie_word_embeddings": True}, True),
+        ("gpt2", {}, True),
+        ("phi", {}, True),  # whose head has a bias
+        ("gemma3_text", {}, True),
+        ("qwen3_next", {}, True),
+        ("mamba", {}, True),  # whose prefix cannot be reused
+        ("gemma2", {"final_logit_softcapping": 30.0}, False),
+        ("cohere", {"logit_scale": 0.5}, False),
+        ("granite", {"logits_scaling": 4.0}, False),
+        ("falcon_h1", {"lm_head_multiplier": 0.5}, False),
+    ],
+)
+def test_only_a_plain_head_is_left_out(family, changes, tiled, heads_run):
+    model = families.build(family, **changes)
+    head = model.get_output_embeddings()
+    engine = checked(model)
+    assert engine.plain_head is (head if tiled else None)
+    rows = [Row(tokens(20), tokens(count, count)) for count in (12, 5, 1)]
+    expected = [tiny.plain_scores(model, row) for row in rows]
+    heads_run.clear()
+    found = scored(engine, rows)
+    assert (head not in heads_run) is tiled
+    for scores, plain_scores in zip(found, expected, strict=True):
+        assert off(scores, plain_scores) <= 1e-4
+        assert torch.equal(scores.greedy, plain_scores.greedy)
+    assert "forward" not in vars(head), "the head is whole again"
+
+
+def hooked(model: Any) -> None:
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def overridden(model: Any) -> None:
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: forward(hidden) + hidden.sum(-1, keepdim=True)
+
+
+def masked(model: Any) -> None:
+    """As models do that have fewer tokens than rows in their head."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def masking(**options: Any) -> Any:
+        outputs = forward(**options)
+        outputs.logits[..., 5] = -1e4
+        return outputs
+
+    model.forward = masking
+
+
+def picky(model: Any) -> None:
+    """A model that looks at its logits."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def looking(**options: Any) -> Any:
+        outputs = forward(**options)
+        assert outputs.logits.shape[-1] == VOCABULARY
+        return outputs
+
+    model.forward = looking
+
+
+@pytest.mark.parametrize("change", [hooked, overridden, masked, picky])
+def test_a_head_that_something_depends_on_stays_in(change):
+    model = tiny.llama(VOCABULARY)
+    change(model)
+    engine = checked(model)
+    assert engine.plain_head is None
+    for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
+        assert off(scores, tiny.plain_scores(model, row)) <= 10 * TOLERANCE
+
+
+def test_extras_need_the_logits_and_leave_the_rest_as_it_is():
+    """`Extras()` asks for nothing beyond the sums, so the head stays out."""
+    engine = checked(llama())
+    assert engine.plain_head is not None
+    rows = list(GROUP)
+    plain_sums = scored(engine, rows)
+    for extras in (Extras(), Extras(precap=True), Extras(moments=True)):
+        found = dict(pair for part in engine.score(rows, extras) for pair in part)
+        for index, expected in enumerate(plain_sums):
+            assert off(found[index], expected) <= TOLERANCE
+            if extras.precap:
+                assert torch.equal(found[index].extra["precap"], found[index].raw)
+    assert engine.precap == "raw"
+
+
+def test_a_failed_pass_leaves_the_head_whole():
+    model = tiny.llama(VOCABULARY)
+    engine = checked(model)
+    model.model.norm.forward = lambda hidden: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        scored(engine, GROUP)
+    assert "forward" not in vars(model.lm_head)
 
 
 class ElsewhereOff(LlamaForCausalLM):
@@ -508,16 +636,16 @@ def test_a_model_without_a_cache_makes_whole_passes(drop):
 
 def test_a_model_that_gives_nan_is_not_taken_for_right():
     model = tiny.llama(VOCABULARY)
-    forward = model.forward
+    forward = model.model.forward
 
     @functools.wraps(forward)
     def broken(**options: Any) -> Any:
         outputs = forward(**options)
         if options.get("use_cache"):
-            outputs.logits[:] = torch.nan
+            outputs.last_hidden_state[:] = torch.nan
         return outputs
 
-    model.forward = broken
+    model.model.forward = broken
     assert checked(model).reuse is None
 
 
