@@ -98,41 +98,20 @@ def token_scores(
     if rows is None:
         rows = torch.arange(len(targets), device=logits.device)
     picked = logits[rows, targets].float()
-    # Not every device has float64: parts are float32 there and added up in float64 here.
-    tops = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
-    sums = torch.empty_like(tops)
+    found: list[dict[str, torch.Tensor]] = []
     greedy = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
-    cooled = {temperature: torch.empty_like(tops) for temperature in extras.temperatures}
-    means, variances = torch.empty_like(tops), torch.empty_like(tops)
-    budget = BLOCK_BYTES.get(logits.device.type, DEFAULT_BLOCK_BYTES)
-    copies = 3 if extras.moments else 2 if cooled else 1
-    block = max(1, budget // (4 * copies * logits.shape[1]))
+    block = max(1, _budget(logits, extras) // logits.shape[1])
     for start in range(0, len(rows), block):
         part = slice(start, start + block)
         scratch = logits[rows[part]].float()
-        top, index = scratch.max(dim=1)
-        scratch.sub_(top[:, None])
-        for temperature, ratios in cooled.items():
-            ratios[part] = (scratch / temperature).exp_().sum(dim=1)
-        if extras.moments:
-            means[part], variances[part] = _moments(scratch.clamp(min=LEAST_LOG_RATIO))
-        scratch.exp_()
-        tops[part] = top
-        sums[part] = scratch.sum(dim=1)
-        greedy[part] = index == targets[part]
-    log_sums = sums.cpu().double().log()
-    highest = tops.cpu().double()
-    extra = {}
+        greedy[part] = scratch.argmax(dim=1) == targets[part]
+        found.append(_statistics(scratch, extras))
+    statistics = {name: torch.cat([part[name] for part in found])[None] for name in found[0]}
+    logz, extra = _combine(statistics, extras)
     if extras.precap:
         before = picked if uncapped is None else uncapped[rows, targets].float()
         extra["precap"] = -before.cpu().double()
-    if extras.moments:
-        extra["logp_mean"] = means.cpu().double() - log_sums
-        extra["logp_var"] = variances.cpu().double()
-    for temperature, ratios in cooled.items():
-        energy = -highest - temperature * ratios.cpu().double().log()
-        extra[free_energy_name(temperature)] = energy
-    return TokenScores(-picked.cpu().double(), highest + log_sums, greedy.cpu(), extra)
+    return TokenScores(-picked.cpu().double(), logz, greedy.cpu(), extra)
 
 
 @torch.no_grad()
@@ -142,11 +121,13 @@ def head_token_scores(
     rows: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    *,
+    extras: Extras | None = None,
 ) -> TokenScores:
     """`token_scores` of ``hidden @ weight.T + bias``, a tile of the vocabulary at a time.
 
-    The logits are never held whole: a tile of ``BLOCK_BYTES`` (in float32) is, and the largest
-    logit and the sum of each tile, from which the log-partition is put together in float64.
+    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, and a few numbers of each
+    tile and row, which are put together in float64.
 
     Args:
         hidden: ``[M, width]``, what the output head is given, any floating dtype and device.
@@ -154,12 +135,13 @@ def head_token_scores(
         rows: ``[N]``, int64, on the same device: the row of ``hidden`` that predicts each target.
         weight: ``[vocabulary, width]``, of the head.
         bias: ``[vocabulary]``, of the head, or None.
+        extras: What else to compute; None for nothing.
     """
+    extras = extras or Extras()
     picked = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
     first = torch.empty(len(rows), dtype=torch.bool, device=hidden.device)
-    tops, sums = [], []
-    budget = BLOCK_BYTES.get(hidden.device.type, DEFAULT_BLOCK_BYTES)
-    tile = max(LEAST_TILE, budget // (4 * len(hidden)))
+    found: list[dict[str, torch.Tensor]] = []
+    tile = max(LEAST_TILE, _budget(hidden, extras) // len(hidden))
     for start in range(0, len(weight), tile):
         part = slice(start, start + tile)
         logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
@@ -168,23 +150,78 @@ def head_token_scores(
         own, column = scratch[rows[inside]], targets[inside] - start
         picked[inside] = own.gather(1, column[:, None])[:, 0]
         first[inside] = own.argmax(dim=1) == column
-        top = scratch.amax(dim=1)
-        tops.append(top)
-        # A tile may hold minus infinity only: minus infinity less itself is no number.
-        least = torch.finfo(torch.float32).min
-        sums.append(scratch.sub_(top.clamp(min=least)[:, None]).exp_().sum(dim=1))
-    rows, targets = rows.cpu(), targets.cpu()
-    highest = torch.stack(tops).cpu().double()
-    logz = (highest + torch.stack(sums).cpu().double().log()).logsumexp(dim=0)
-    greedy = first.cpu() & (highest.argmax(dim=0)[rows] == targets // tile)
-    return TokenScores(-picked.cpu().double(), logz[rows], greedy)
+        found.append(_statistics(scratch, extras))
+    statistics = {name: torch.stack([part[name] for part in found]) for name in found[0]}
+    best = statistics["top"].argmax(dim=0)  # the first of the tiles with the largest logit
+    greedy = first & (best[rows] == targets // tile)
+    logz, extra = _combine(statistics, extras)
+    rows, raw = rows.cpu(), -picked.cpu().double()
+    extra = {name: values[rows] for name, values in extra.items()}
+    if extras.precap:
+        extra["precap"] = raw
+    return TokenScores(raw, logz[rows], greedy.cpu(), extra)
 
 
-def _moments(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance over each row's own softmax; overwrites the input ``[N, vocabulary]``."""
-    weights = log_ratios.exp()
-    weights.div_(weights.sum(dim=1, keepdim=True))
-    mean = (weights * log_ratios).sum(dim=1)
-    # In two steps: the difference of the second moment and the squared mean would cancel.
-    variance = log_ratios.sub_(mean[:, None]).square_().mul_(weights).sum(dim=1)
-    return mean, variance
+def _budget(values: torch.Tensor, extras: Extras) -> int:
+    """Logits that may be held in float32, copies for the extras counted."""
+    copies = 3 if extras.moments else 2 if extras.temperatures else 1
+    return BLOCK_BYTES.get(values.device.type, DEFAULT_BLOCK_BYTES) // (4 * copies)
+
+
+def _statistics(logits: torch.Tensor, extras: Extras) -> dict[str, torch.Tensor]:
+    """What the scores need of a part of the vocabulary, each ``[N]``, float32.
+
+    Args:
+        logits: ``[N, columns]``, float32; overwritten.
+        extras: What else to compute.
+
+    Returns:
+        ``top``, the largest logit; ``sum`` of ``exp(z - top)``, and of ``exp((z - top) / T)``
+        for each temperature; mean and variance of ``z - top`` over the part's own softmax.
+    """
+    top = logits.amax(dim=1)
+    # A part may hold minus infinity only: minus infinity less itself is no number.
+    ratios = logits.sub_(top.clamp(min=torch.finfo(torch.float32).min)[:, None])
+    found = {"top": top}
+    for temperature in extras.temperatures:
+        found[free_energy_name(temperature)] = (ratios / temperature).exp_().sum(dim=1)
+    if extras.moments:
+        cut = ratios.clamp(min=LEAST_LOG_RATIO)
+        weights = cut.exp()
+        weights.div_(weights.sum(dim=1, keepdim=True))
+        found["mean"] = (weights * cut).sum(dim=1)
+        # In two steps: the difference of the second moment and the squared mean would cancel.
+        cut.sub_(found["mean"][:, None]).square_().mul_(weights)
+        found["variance"] = cut.sum(dim=1)
+    found["sum"] = ratios.exp_().sum(dim=1)
+    return found
+
+
+def _combine(
+    statistics: dict[str, torch.Tensor], extras: Extras
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Puts parts of the vocabulary together.
+
+    Args:
+        statistics: What `_statistics` found, ``[parts, N]`` each, float32.
+        extras: What else to compute.
+
+    Returns:
+        Log-partitions and the extras that depend on no target, ``[N]``, float64, on the CPU.
+    """
+    # Not every device has float64.
+    of = {name: values.cpu().double() for name, values in statistics.items()}
+    log_sums = of["top"] + of["sum"].log()
+    logz = log_sums.logsumexp(dim=0)
+    extra = {}
+    if extras.moments:
+        share = (log_sums - logz).exp()
+        # A part without any mass has no moments of its own.
+        means = torch.where(share > 0, of["top"] + of["mean"] - logz, 0.0)
+        variances = torch.where(share > 0, of["variance"], 0.0)
+        extra["logp_mean"] = mean = (share * means).sum(dim=0)
+        extra["logp_var"] = (share * (variances + (means - mean) ** 2)).sum(dim=0)
+    for temperature in extras.temperatures:
+        name = free_energy_name(temperature)
+        extra[name] = -temperature * (of["top"] / temperature + of[name].log()).logsumexp(dim=0)
+    return logz, extra

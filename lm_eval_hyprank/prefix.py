@@ -90,7 +90,7 @@ class _Predictions:
             # Not all positions are scored, and some for many targets.
             places_used, rows = torch.unique(rows, return_inverse=True)
             weight, bias = self.head.weight, self.head.bias
-            return head_token_scores(values[places_used], tokens, rows, weight, bias)
+            return head_token_scores(values[places_used], tokens, rows, weight, bias, extras=extras)
         uncapped = None if self.uncapped is None else self.uncapped.flatten(0, 1)
         return token_scores(values, tokens, rows, extras=extras, uncapped=uncapped)
 
@@ -106,7 +106,8 @@ class Batching:
         min_saving: Prefix tokens that sharing must save for a group of continuations to get a
             pass of its own; below it, sequences of many groups are batched whole.
         pass_tokens: What a forward pass costs beside its tokens, in tokens.
-        max_logits: Upper limit of padded tokens in one pass whose logits are held whole.
+        max_logits: Upper limit of padded tokens in one pass whose logits are held whole; does not
+            count where the engine makes them in tiles.
     """
 
     max_sequences: int | None
@@ -128,7 +129,7 @@ class Batching:
         # Logits and their float32 copies take about three rows a token; leave half for the rest.
         return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096, 512)
 
-    def plan(self, lengths: Sequence[int], tiled: bool = False) -> list[int]:
+    def plan(self, lengths: Sequence[int]) -> list[int]:
         """Cuts sequences into batches so that padding and passes together cost least.
 
         A batch of ``n`` sequences costs ``n`` times its longest, and ``pass_tokens`` for the
@@ -136,13 +137,12 @@ class Batching:
 
         Args:
             lengths: Tokens of each sequence, descending.
-            tiled: Whether logits are made in tiles of the vocabulary and never held whole.
 
         Returns:
             The size of each batch, in order; they add up to ``len(lengths)``.
         """
         limit = self.max_sequences or len(lengths)
-        max_tokens = self.max_tokens if tiled else min(self.max_tokens, self.max_logits)
+        max_tokens = min(self.max_tokens, self.max_logits)
         cost = [0] * (len(lengths) + 1)  # of all from here on
         size = [0] * len(lengths)  # of the batch that begins here
         for start in reversed(range(len(lengths))):
@@ -314,8 +314,7 @@ class Engine:
             self._pick(found, [(p, f - dropped, i) for p, f, i in wanted], rows, scores, extras)
 
         for beyond in (True, False):
-            side = [s for s in sequences if (len(s) > self.rope_switch) is beyond]
-            self._in_batches(side, run, extras)
+            self._in_batches([s for s in sequences if (len(s) > self.rope_switch) is beyond], run)
         return [scores[index] for index in range(len(rows))]
 
     def score_on_prefix(
@@ -348,7 +347,7 @@ class Engine:
             wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
             self._pick(found, wanted, beyond_first, rest, extras)
 
-        self._in_batches(list(inputs), run, extras)
+        self._in_batches(list(inputs), run)
         return [
             TokenScores.concatenate([first[i : i + 1], rest[i]]) if i in rest else first[i : i + 1]
             for i in range(len(continuations))
@@ -464,15 +463,11 @@ class Engine:
         return _parameter_dtype(self.model)
 
     def _in_batches(
-        self,
-        sequences: list[tuple[int, ...]],
-        run: Callable[[list[tuple[int, ...]]], None],
-        extras: Extras | None,
+        self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
     ) -> None:
         """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
-        tiled = self._left_out(extras) is not None
         pending = sorted(sequences, key=lambda sequence: (-len(sequence), sequence))
-        sizes = self.batching.plan([len(sequence) for sequence in pending], tiled)
+        sizes = self.batching.plan([len(sequence) for sequence in pending])
         while pending:
             count = sizes.pop(0)
             try:
@@ -485,7 +480,7 @@ class Engine:
                 continue
             # Out here the error is gone, and with it its hold on the tensors of the failed pass.
             self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
-            sizes = self.batching.plan([len(sequence) for sequence in pending], tiled)
+            sizes = self.batching.plan([len(sequence) for sequence in pending])
             clear_device_cache(garbage_collection=True)
             logger.warning(
                 "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
@@ -497,26 +492,21 @@ class Engine:
         ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
-    def _left_out(self, extras: Extras | None) -> torch.nn.Linear | None:
-        """The output head, where a pass may leave it out: it is plain, and sums are all we want."""
-        return self.plain_head if extras in (None, Extras()) else None
-
     def _call(
         self, ids: torch.Tensor, extras: Extras | None = None, **options: Any
     ) -> tuple[Any, _Predictions]:
         """The model's outputs, and what they predict."""
         options = {name: value for name, value in options.items() if name in self.accepts}
         precap = self.precap if extras and extras.precap else "raw"
-        left_out = self._left_out(extras)
         with (
             torch.no_grad(),
             self.autocast(),
-            _inputs_instead_of(left_out) as inputs,
+            _inputs_instead_of(self.plain_head) as inputs,
             _head_outputs(self.model if precap == "head" else None) as heads,
         ):
             outputs = self.model(input_ids=ids, **options)
-        if left_out is not None:
-            return outputs, _Predictions(inputs[0], head=left_out)
+        if self.plain_head is not None:
+            return outputs, _Predictions(inputs[0], head=self.plain_head)
         uncapped = None
         if precap == "head":
             # A model split over devices hands its logits out on another one.
@@ -552,7 +542,9 @@ class Engine:
         except Exception:  # a model may need the logits themselves, and raise anything without
             self.plain_head = None
             return
-        if left_out.shape != (*logits.shape[:2], head.in_features):
+        if left_out.shape == (*logits.shape[:2], head.in_features):
+            self.batching = replace(self.batching, max_logits=sys.maxsize)
+        else:
             self.plain_head = None
 
     def _find_precap(self, row: Row) -> Literal["raw", "head", "unknown"]:

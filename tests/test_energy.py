@@ -109,12 +109,16 @@ def test_extra_memory_is_bounded_whatever_the_vocabulary(vocabulary):
     assert largest <= max(energy.BLOCK_BYTES["cpu"], one_row)
 
 
+EVERYTHING = Extras(precap=True, moments=True, temperatures=frozenset({0.5, 3.0}))
+
+
 # An output head in tiles
 
 
-def whole_head(hidden, targets, rows, weight, bias):
+def whole_head(hidden, targets, rows, weight, bias, **options):
     """The reference: all logits at once."""
-    return token_scores(torch.nn.functional.linear(hidden, weight, bias), targets, rows)
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    return token_scores(logits, targets, rows, **options)
 
 
 @settings(deadline=None)
@@ -144,11 +148,19 @@ def test_a_head_in_tiles_equals_a_head_at_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(energy.BLOCK_BYTES, "cpu", block)
         patch.setattr(energy, "LEAST_TILE", 1)
-        found = head_token_scores(hidden, targets, rows, weight, bias)
-    expected = whole_head(hidden, targets, rows, weight, bias)
-    assert torch.equal(found.raw, expected.raw)
-    assert torch.equal(found.greedy, expected.greedy)
-    torch.testing.assert_close(found.logz, expected.logz, rtol=1e-6, atol=2e-6)
+        found, with_extras = (
+            head_token_scores(hidden, targets, rows, weight, bias, extras=extras)
+            for extras in (None, EVERYTHING)
+        )
+    expected = whole_head(hidden, targets, rows, weight, bias, extras=EVERYTHING)
+    assert found.extra == {}
+    for each in (found, with_extras):
+        assert torch.equal(each.raw, expected.raw)
+        assert torch.equal(each.greedy, expected.greedy)
+        torch.testing.assert_close(each.logz, expected.logz, rtol=1e-6, atol=2e-6)
+    assert with_extras.extra.keys() == expected.extra.keys()
+    for name, values in expected.extra.items():
+        torch.testing.assert_close(with_extras.extra[name], values, rtol=3e-6, atol=2e-5)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
@@ -174,7 +186,10 @@ def test_tiles_without_mass_and_rows_without_numbers(least_tile, monkeypatch):
     bias = torch.zeros(20)
     bias[[0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14, 18, 19]] = -math.inf
     arguments = hidden, torch.tensor([6, 15, 7, 0]), torch.arange(4), weight, bias
-    found, expected = head_token_scores(*arguments), whole_head(*arguments)
+    found = head_token_scores(*arguments, extras=EVERYTHING)
+    expected = whole_head(*arguments, extras=EVERYTHING)
+    for name, values in expected.extra.items():
+        torch.testing.assert_close(found.extra[name], values, rtol=3e-6, atol=2e-5, equal_nan=True)
     torch.testing.assert_close(found.raw, expected.raw, equal_nan=True)
     torch.testing.assert_close(found.logz, expected.logz, rtol=0, atol=5e-6, equal_nan=True)
     assert found.nll.isnan().tolist() == [False, False, True, False]
@@ -199,9 +214,6 @@ def test_a_head_in_tiles_never_holds_the_logits(vocabulary):
     tiles = vocabulary // energy.LEAST_TILE
     # Two tiles at once, and two float64 numbers a tile and row.
     assert peak <= 2 * energy.BLOCK_BYTES["cpu"] + 4 * 8 * 512 * tiles
-
-
-EVERYTHING = Extras(precap=True, moments=True, temperatures=frozenset({0.5, 3.0}))
 
 
 def reference_extras(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:

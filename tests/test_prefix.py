@@ -282,20 +282,16 @@ def test_no_rows_no_passes():
     max_tokens=st.integers(1, 5000),
     pass_tokens=st.integers(0, 600),
     max_logits=st.integers(1, 5000),
-    tiled=st.booleans(),
 )
-def test_a_plan_keeps_the_limits(
-    lengths, max_sequences, max_tokens, pass_tokens, max_logits, tiled
-):
+def test_a_plan_keeps_the_limits(lengths, max_sequences, max_tokens, pass_tokens, max_logits):
     lengths.sort(reverse=True)
     batching = Batching(max_sequences, max_tokens, 0, pass_tokens, max_logits)
-    sizes = batching.plan(lengths, tiled)
+    sizes = batching.plan(lengths)
     assert sum(sizes) == len(lengths)
     start = 0
     for size in sizes:
         assert 1 <= size <= (max_sequences or len(lengths))
-        assert size == 1 or size * lengths[start] <= max_tokens
-        assert size == 1 or tiled or size * lengths[start] <= max_logits
+        assert size == 1 or size * lengths[start] <= min(max_tokens, max_logits)
         start += size
 
 
@@ -335,10 +331,16 @@ def test_a_plan_costs_least(lengths, max_sequences, max_tokens, pass_tokens):
 def test_a_wide_vocabulary_makes_smaller_batches_where_logits_are_held(vocabulary, most):
     with torch.device("meta"):
         model = tiny.llama(vocabulary)
-    batching = Batching.for_model(model, torch.device("cpu"), 32)
-    assert max(batching.plan([16] * 32)) == most
-    assert batching.plan([16] * 32, tiled=True) == [32]
-    assert max(Batching.for_model(model, torch.device("cpu"), 7).plan([16] * 32, tiled=True)) == 7
+    assert max(Batching.for_model(model, torch.device("cpu"), 32).plan([16] * 32)) == most
+    assert max(Batching.for_model(model, torch.device("cpu"), 7).plan([16] * 32)) == 7
+
+
+@pytest.mark.parametrize(("cap", "limited"), [(None, False), (30.0, True)])
+def test_logits_in_tiles_limit_no_batch(cap, limited):
+    engine = engine_of(families.build("gemma2", final_logit_softcapping=cap))
+    engine.batching.max_logits = 100
+    engine.check(Row(tokens(60), tokens(20, 1)))
+    assert max(engine.batching.plan([50] * 3)) == (2 if limited else 3)
 
 
 # Out of memory
@@ -553,19 +555,18 @@ def test_a_head_that_something_depends_on_stays_in(change):
         assert off(scores, tiny.plain_scores(model, row)) <= 10 * TOLERANCE
 
 
-def test_extras_need_the_logits_and_leave_the_rest_as_it_is():
-    """`Extras()` asks for nothing beyond the sums, so the head stays out."""
-    engine = checked(llama())
-    assert engine.plain_head is not None
+def test_a_plain_head_is_left_out_for_extras_too(heads_run):
+    model = tiny.llama(VOCABULARY)
+    engine = checked(model)
     rows = list(GROUP)
-    plain_sums = scored(engine, rows)
-    for extras in (Extras(), Extras(precap=True), Extras(moments=True)):
-        found = dict(pair for part in engine.score(rows, extras) for pair in part)
-        for index, expected in enumerate(plain_sums):
-            assert off(found[index], expected) <= TOLERANCE
-            if extras.precap:
-                assert torch.equal(found[index].extra["precap"], found[index].raw)
-    assert engine.precap == "raw"
+    sums = scored(engine, rows)
+    heads_run.clear()
+    extras = Extras(precap=True, moments=True, temperatures=frozenset({0.5}))
+    found = dict(pair for part in engine.score(rows, extras) for pair in part)
+    assert model.lm_head not in heads_run
+    for index, expected in enumerate(sums):
+        assert off(found[index], expected) <= TOLERANCE
+        assert torch.equal(found[index].extra["precap"], found[index].raw)
 
 
 def test_a_failed_pass_leaves_the_head_whole():
