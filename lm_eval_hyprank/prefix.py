@@ -395,8 +395,7 @@ class Engine:
             if not all(scores.nll.isfinite().all() for scores in expected):
                 self.reuse = None  # a model of NaN agrees with nothing: take the reference
                 return
-            scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
-            tolerance = max(CHECK_TOLERANCE, torch.finfo(self._dtype()).eps * scale)
+            tolerance = self._tolerance(expected)
             # Both follow the same prefix, so their first tokens have the same logits.
             if _off(expected[0].logz[:1], expected[1].logz[:1]) > tolerance:
                 raise TypeError(
@@ -525,27 +524,38 @@ class Engine:
         head = self.model.get_output_embeddings()
         if type(head) is not torch.nn.Linear or "forward" in vars(head):
             return
+        # Quantised and distributed weights are tensors of another kind.
+        if type(head.weight) is not torch.nn.Parameter:
+            return
+        if head._forward_hooks or head._forward_pre_hooks:
+            return
         with self.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return
-        if head._forward_hooks or head._forward_pre_hooks:
-            return
-        ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
+        tokens = [*row.prefix, *row.continuation][:CHECK_TOKENS]
+        ids, places = self._padded([tokens]), list(range(len(tokens)))
         with _head_outputs(self.model) as outputs:
-            logits = self._forward(ids).values
+            whole = self._forward(ids)
         # The very same numbers: capping would change some, though little where logits are small.
-        if len(outputs) != 1 or not torch.equal(outputs[0].to(logits), logits):
+        if len(outputs) != 1 or not torch.equal(outputs[0].to(whole.values), whole.values):
             return
+        expected = whole.scores(tokens, places, None)
         self.plain_head = head
         try:
-            left_out = self._forward(ids).values
+            found = self._forward(ids).scores(tokens, places, None)
         except Exception:  # a model may need the logits themselves, and raise anything without
             self.plain_head = None
             return
-        if left_out.shape == (*logits.shape[:2], head.in_features):
+        off = max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
+        if off <= self._tolerance([expected]):
             self.batching = replace(self.batching, max_logits=sys.maxsize)
         else:
             self.plain_head = None
+
+    def _tolerance(self, expected: Sequence[TokenScores]) -> float:
+        """By how much two right ways of scoring may differ, see `CHECK_TOLERANCE`."""
+        scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
+        return max(CHECK_TOLERANCE, torch.finfo(self._dtype()).eps * scale)
 
     def _find_precap(self, row: Row) -> Literal["raw", "head", "unknown"]:
         """Finds out where this model's logits before soft-capping are.

@@ -545,7 +545,29 @@ def picky(model: Any) -> None:
     model.forward = looking
 
 
-@pytest.mark.parametrize("change", [hooked, overridden, masked, picky])
+class Packed(torch.Tensor):
+    """Weights of another kind, as quantisers and tensor parallelism have them."""
+
+
+def packed(model: Any) -> None:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
+
+
+def changing(model: Any) -> None:
+    """A head that is not the product of what it is given and its weights."""
+    forward = model.model.forward
+
+    @functools.wraps(forward)
+    def counting(**options: Any) -> Any:
+        outputs = forward(**options)
+        if "forward" in vars(model.lm_head):
+            outputs.last_hidden_state = outputs.last_hidden_state + 1
+        return outputs
+
+    model.model.forward = counting
+
+
+@pytest.mark.parametrize("change", [hooked, overridden, masked, picky, packed, changing])
 def test_a_head_that_something_depends_on_stays_in(change):
     model = tiny.llama(VOCABULARY)
     change(model)
