@@ -137,8 +137,11 @@ class ContinuationScore(tuple[float, bool]):
 
     @property
     def nll_byte(self) -> float:
-        """Negative log-likelihood per byte of text, which tokenizers cannot change."""
-        return self.nll_sum / self.num_bytes
+        """Negative log-likelihood per byte of text, which tokenizers cannot change.
+
+        NaN for whitespace, which has no bytes.
+        """
+        return self.nll_sum / self.num_bytes if self.num_bytes else math.nan
 
     @property
     def nll_zlib(self) -> float:

@@ -26,10 +26,8 @@ WRITE = os.environ.get("HYPRANK_WRITE_FAMILIES") == "1"
 PREFIXES = (
     1,
     2,
-    families.WINDOW - 1,
-    families.WINDOW,
-    families.WINDOW + 1,
-    families.WINDOW + 8,
+    *range(families.WINDOW - 2, families.WINDOW + 2),
+    *range(2 * families.WINDOW - 1, 2 * families.WINDOW + 2),
     20,
 )
 CONTINUATIONS = (12, 7, 3, 2, 1, 1)

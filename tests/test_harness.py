@@ -118,8 +118,8 @@ def test_samples_hold_sixteen_scores_a_scorer(run):
         assert sample["truncated"] is False
         responses = [resps[0] for resps in sample["resps"]]
         assert all(isinstance(response, ContinuationScore) for response in responses)
-        if sample["filter"] == "nll":
-            assert sample["filtered_resps"] == [response.nll for response in responses]
+        if (row := sample["filter"]) in ("nll", "raw", "nll_sum", "raw_sum"):
+            assert sample["filtered_resps"] == [getattr(response, row) for response in responses]
         if sample["filter"] == "logz":
             assert sample["filtered_resps"] == [-response.logz for response in responses]
         if sample["filter"] == "shortest":

@@ -115,3 +115,9 @@ def test_of_several_golds_the_best_ranked_counts():
     # (last gold: 0 of 2) + (first gold: a tie and a win of 2)
     assert metrics["win_rate"] == pytest.approx(1.5 / 4)
     assert metrics["tie_rate"] == 1.0
+
+
+def test_ties_are_counted_where_they_touch_the_gold():
+    assert process_results({"gold": 1}, [float(score) for score in range(16)])["tie_rate"] == 0.0
+    assert process_results({"gold": 1}, [0.0, 1.0, 2.0, 2.0])["tie_rate"] == 0.0
+    assert process_results({"gold": 1}, [0.0, 1.0, 2.0, 1.0])["tie_rate"] == 1.0

@@ -25,7 +25,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, cache_ut
 
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
-from lm_eval_hyprank.prefix import Batching, Engine, Row, _CopiedPrefix, _SharedPrefix
+from lm_eval_hyprank.prefix import (
+    UNPROVEN_DEVICES,
+    Batching,
+    Engine,
+    Row,
+    _CopiedPrefix,
+    _SharedPrefix,
+)
 from tests import families, tiny
 
 VOCABULARY = 320
@@ -335,6 +342,25 @@ def test_a_wide_vocabulary_makes_smaller_batches_where_logits_are_held(vocabular
     assert max(Batching.for_model(model, torch.device("cpu"), 7).plan([16] * 32)) == 7
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "free", "most"),
+    [
+        (128_256, 2**31, 697),
+        (128_256, 2**35, 11_162),
+        (128_256, 2**37, 16_384),
+        (262_144, 2**28, 512),
+    ],
+)
+def test_a_gpus_free_memory_limits_the_batch(monkeypatch, vocabulary, free, most):
+    """Half of it for logits and their float32 copies, three rows of four bytes a token."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    with torch.device("meta"):
+        model = tiny.llama(vocabulary)
+    batching = Batching.for_model(model, torch.device("cuda"), None)
+    assert batching.max_tokens == most
+    assert batching.min_saving > Batching.for_model(model, torch.device("cpu"), None).min_saving
+
+
 @pytest.mark.parametrize(("cap", "limited"), [(None, False), (30.0, True)])
 def test_logits_in_tiles_limit_no_batch(cap, limited):
     engine = engine_of(families.build("gemma2", final_logit_softcapping=cap))
@@ -615,7 +641,14 @@ class ElsewhereOff(LlamaForCausalLM):
         return self
 
 
-@pytest.mark.parametrize(("scale", "warns"), [(1.0, False), (1.5, True), (float("nan"), True)])
+def test_apples_device_is_of_ill_repute():
+    assert "mps" in UNPROVEN_DEVICES
+
+
+@pytest.mark.parametrize(
+    ("scale", "warns"),
+    [(1.0, False), (1.001, False), (1.05, True), (1.5, True), (float("nan"), True)],
+)
 def test_a_device_of_ill_repute_is_compared_with_the_cpu(monkeypatch, caplog, scale, warns):
     monkeypatch.setattr("lm_eval_hyprank.prefix.UNPROVEN_DEVICES", ("cpu",))
     model = ElsewhereOff(tiny.llama(VOCABULARY).config).eval()
@@ -624,6 +657,9 @@ def test_a_device_of_ill_repute_is_compared_with_the_cpu(monkeypatch, caplog, sc
     engine = engine_of(model)
     engine.check(Row(tokens(60), tokens(20, 1)))
     assert ("away from the CPU" in caplog.text) is warns
+    if scale in (1.001, 1.05):
+        assert (engine.device_difference > 0.01) is warns
+        assert 1e-4 < engine.device_difference < 0.1, "on either side of the bound, near it"
     assert model.scale is scale, "the model itself stays where it is"
 
 
@@ -882,15 +918,17 @@ NOISE = 0.03
 """Nats by which the mean score of two right bfloat16 implementations may differ."""
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])
 @pytest.mark.parametrize("score", ["nll", "raw"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_bfloat16_ranks_as_float32_does(reuse, score, seed):
+def test_bfloat16_ranks_as_float32_does(reuse, score, seed, tiled):
     """Sixteen candidates of one prefix, by the same bfloat16 weights."""
     half = tiny.llama(VOCABULARY, seed=seed).to(torch.bfloat16)
     rows = [Row(tokens(60), tokens(20 + index % 7, index, VOCABULARY)) for index in range(16)]
     engine = engine_of(half)
     engine.reuse = reuse
+    engine.plain_head = half.lm_head if tiled else None
     found = [float(getattr(scores, score).mean()) for scores in scored(engine, rows)]
     single = copy.deepcopy(half).float()
     exact = [float(getattr(tiny.plain_scores(single, row), score).mean()) for row in rows]
@@ -900,13 +938,15 @@ def test_bfloat16_ranks_as_float32_does(reuse, score, seed):
             assert (found[left] < found[right]) == (exact[left] < exact[right])
 
 
-def test_near_equal_candidates_do_not_tie_in_bfloat16():
+@pytest.mark.parametrize("tiled", [False, True])
+def test_near_equal_candidates_do_not_tie_in_bfloat16(tiled):
     """Sixteen candidates that differ in one late token; a bfloat16 softmax ties some."""
     half = tiny.llama(VOCABULARY).to(torch.bfloat16)
     shared = tokens(20, 1)
     rows = [Row(tokens(60), (*shared, last)) for last in range(3, 19)]
     engine = engine_of(half)
     engine.reuse = _SharedPrefix
+    engine.plain_head = half.lm_head if tiled else None
     means = {float(scores.nll.mean()) for scores in scored(engine, rows)}
     with torch.no_grad():
         logits = half(torch.tensor([[*tokens(60), *shared]])).logits[0, -1]

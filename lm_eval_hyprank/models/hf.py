@@ -109,7 +109,7 @@ def score_requests(
             continuations are scored without the whitespace at their start, see :func:`encode`.
 
     Raises:
-        ValueError: A continuation is empty, or thinking is enabled.
+        ValueError: A continuation is empty or has no tokens, or thinking is enabled.
     """
     if lm.enable_thinking:
         raise ValueError("enable_thinking=True does not go with tasks that score a continuation")
@@ -117,16 +117,16 @@ def score_requests(
     for index, request in enumerate(requests):
         context, continuation = request.args
         if not continuation:
-            doc = request.doc or {}
-            raise ValueError(
-                f"task {request.task_name}, item {doc.get('paper_id', request.doc_id)}: candidate "
-                f"{request.idx} is empty, so it has no tokens to score; remove or fill it"
-            )
+            raise _nothing_to_score(request, "is empty, so it has no tokens")
         pairs.setdefault((context, continuation), []).append(index)
 
     keys = list(pairs)
     headed = {request.args for request in requests if request.task_name in after_header}
     encoded = encode(lm, keys, headed)
+    for key, row in zip(keys, encoded, strict=True):
+        if not row.continuation:
+            why = f"({key[1]!r}) has no tokens after its context under this model's tokenizer"
+            raise _nothing_to_score(requests[pairs[key][0]], why)
     rows, truncated = _fit(lm, encoded)
     engine = engine_of(lm, [row for row in rows if row is not None])
     found: list[ContinuationScore | None] = [None] * len(requests)
@@ -162,6 +162,14 @@ def score_requests(
             bar.set_postfix_str(f"{contexts} contexts, {rate:.0f} tokens/s", refresh=False)
             bar.update(len(part))
     return [score for score in found if score is not None]
+
+
+def _nothing_to_score(request: Instance, why: str) -> ValueError:
+    item = (request.doc or {}).get("paper_id", request.doc_id)
+    return ValueError(
+        f"task {request.task_name}, item {item}: candidate {request.idx} {why}, so there is "
+        "nothing to score; remove or fill it"
+    )
 
 
 def _score(
@@ -251,7 +259,8 @@ def encode(
 
     Args:
         lm: The model whose tokenizer is used.
-        pairs: Distinct pairs, continuations not empty.
+        pairs: Distinct pairs, continuations not empty. One that the tokenizer drops (whitespace
+            after a header, characters it normalises away) makes a row without continuation.
         after_header: Those pairs whose context ends with a chat template's header.
     """
     front = _front_tokens(lm)
@@ -278,7 +287,7 @@ def encode(
         head = [] if has_bos_prefix(context, bos) else front
         whole, before = [*head, *whole], [*head, *ids[context]]
         start = len(before)
-        if len(whole) <= start:
+        if len(whole) <= start and whole != before:
             spanned += 1
             same = (a == b for a, b in zip(whole, before, strict=False))
             start = sum(itertools.takewhile(bool, same))

@@ -85,6 +85,18 @@ def test_equals_stock_loglikelihood(lm):
         assert ours[1] == is_greedy
 
 
+def test_a_head_wider_than_the_tokenizer_gives_what_stock_gives():
+    """Rows that no token uses take their share of the softmax, in stock as here."""
+    model = tiny.llama(320 + 16)
+    with torch.no_grad():
+        model.lm_head.weight[320:] *= 20
+    lm = hflm(model=model)
+    stock = HFLM.loglikelihood(lm, tiny.requests(PAIRS), disable_tqdm=True)
+    for ours, (logprob, _) in zip(lm.loglikelihood(tiny.requests(PAIRS)), stock, strict=True):
+        assert ours[0] == pytest.approx(logprob, abs=5e-5 * ours.num_tokens)
+        assert ours.nll > 3, "the unused rows hold most of the mass"
+
+
 def test_a_greedy_continuation_is_called_greedy(lm):
     ids = lm.tokenizer(CONTEXT)["input_ids"]
     for _ in range(12):
@@ -168,11 +180,22 @@ def test_a_token_that_spans_the_join_is_scored(lm, caplog):
     with caplog.at_level(logging.WARNING):
         prefix, continuation = ids_of(lm, ("jumps over th", "e"))
     assert prefix + continuation == whole
-    assert len(continuation) >= 1
+    context = lm.tokenizer("jumps over th")["input_ids"]
+    assert prefix == whole[: len(prefix)] == context[: len(prefix)]
+    assert continuation[0] != context[len(prefix)], "the first token in which the two differ"
     assert "1 of 1 continuations share a token" in caplog.text
     (score,) = lm.loglikelihood(tiny.requests([("jumps over th", "e")]))
     assert math.isfinite(score.nll_sum)
     assert score.num_tokens == len(continuation)
+
+
+def test_a_token_that_spans_the_join_counts_for_the_context_if_others_follow(lm):
+    """As in lm-eval: what stands beyond the context's token count, not what differs from it."""
+    pair = ("jumps over th", "e lazy dog")
+    whole, context = (lm.tokenizer(text)["input_ids"] for text in ("".join(pair), pair[0]))
+    assert whole[: len(context)] != context
+    assert ids_of(lm, pair) == (whole[: len(context)], whole[len(context) :])
+    assert ids_of(lm, pair)[1] == HFLM._encode_pair(lm, *pair)[1]
 
 
 def test_a_join_inside_the_very_first_token_still_has_a_context(lm):
@@ -239,6 +262,7 @@ def test_a_continuation_of_whitespace_has_tokens(lm):
     (score,) = lm.loglikelihood(tiny.requests([(CONTEXT, "\n")]))
     assert score.num_tokens == 1
     assert math.isfinite(score.nll)
+    assert math.isnan(score.nll_byte), "no bytes, no number"
 
 
 def test_special_tokens_of_a_chat_template_stay_tokens(lm):
@@ -249,6 +273,19 @@ def test_special_tokens_of_a_chat_template_stay_tokens(lm):
 def test_an_empty_candidate_is_refused_with_its_item(lm):
     with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 is empty"):
         lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, "")], task="demo"))
+
+
+def test_a_candidate_without_tokens_is_refused_with_its_item(lm):
+    """Whitespace after a header is none, and a normaliser may remove what a reader cannot see."""
+    requests = tiny.requests([(CONTEXT, " rivers"), (CONTEXT, " \n")], task="demo")
+    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 .* has no tokens"):
+        score_requests(lm, requests, after_header={"demo"})
+    tokenizer = tiny.tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    deaf = hflm(tokenizer=tokenizer)
+    requests = tiny.requests([(CONTEXT, "\u200b"), (CONTEXT, " rivers")], task="demo")
+    with pytest.raises(ValueError, match=r"item paper 0: candidate 0 .* has no tokens"):
+        deaf.loglikelihood(requests)
 
 
 # ---- length
