@@ -11,7 +11,7 @@ from torch.nn import functional
 from lm_eval_hyprank.extras import Extras, free_energy_name
 
 BLOCK_BYTES = {"cpu": 2 * 2**20}
-"""Extra memory that the functions here may hold beside their input, in bytes by device type.
+"""Size of the blocks of logits that are worked on in float32, in bytes by device type.
 
 On a CPU a block that stays in the cache is twice as fast as one that does not.
 """
@@ -20,7 +20,10 @@ DEFAULT_BLOCK_BYTES = 128 * 2**20
 
 
 LEAST_TILE = 256
-"""Columns of the smallest tile of an output head: narrower matrix products are slow."""
+"""Columns of the smallest tile of an output head, and what the larger ones are multiples of.
+
+Narrower or odd matrix products are slow.
+"""
 
 
 LEAST_LOG_RATIO = -200.0
@@ -80,10 +83,10 @@ def token_scores(
     With ``z`` a row of logits and ``x`` its target: the log-partition is
     ``m + log(sum(exp(z - m)))`` with ``m = max(z)``, in float32 whatever the model's dtype (a
     softmax in bfloat16 turns different candidates into ties); the raw energy is ``-z[x]`` as
-    the model returned it; their float64 sum is the NLL. Rows are taken in blocks, so that at
-    most ``BLOCK_BYTES`` (or, in float32, one row and one for each step of ``extras``) is held
-    beside the input whatever the vocabulary. (Rajwal, Das and Ghosal, arXiv 2608.17270,
-    equations 1 and 2.)
+    the model returned it; their float64 sum is the NLL. Rows are taken in blocks, so that beside
+    the input ``BLOCK_BYTES``, copies for ``extras`` included, or one row and its copies is held,
+    and half as much again in a coarser dtype of the input's. (Rajwal, Das and Ghosal, arXiv
+    2608.17270, equations 1 and 2.)
 
     Args:
         logits: ``[M, vocabulary]``, any floating dtype and device.
@@ -101,11 +104,12 @@ def token_scores(
     found: list[dict[str, torch.Tensor]] = []
     greedy = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
     block = max(1, _budget(logits, extras) // logits.shape[1])
-    for start in range(0, len(rows), block):
+    for start in range(0, max(1, len(rows)), block):
         part = slice(start, start + block)
         scratch = logits[rows[part]].float()
         greedy[part] = scratch.argmax(dim=1) == targets[part]
         found.append(_statistics(scratch, extras))
+        del scratch  # or it would stand beside the next one
     statistics = {name: torch.cat([part[name] for part in found])[None] for name in found[0]}
     logz, extra = _combine(statistics, extras)
     if extras.precap:
@@ -126,12 +130,13 @@ def head_token_scores(
 ) -> TokenScores:
     """`token_scores` of ``hidden @ weight.T + bias``, a tile of the vocabulary at a time.
 
-    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, and a few numbers of each
-    tile and row, which are put together in float64.
+    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, copies for ``extras`` included
+    (in a coarser dtype half as much again), once more those of its rows whose targets it holds,
+    and a few numbers of each tile and row, which are put together in float64.
 
     Args:
         hidden: ``[M, width]``, what the output head is given, any floating dtype and device.
-        targets: ``[N]``, int64, on the same device.
+        targets: ``[N]``, int64, on the same device, each less than ``vocabulary``.
         rows: ``[N]``, int64, on the same device: the row of ``hidden`` that predicts each target.
         weight: ``[vocabulary, width]``, of the head.
         bias: ``[vocabulary]``, of the head, or None.
@@ -141,16 +146,18 @@ def head_token_scores(
     picked = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
     first = torch.empty(len(rows), dtype=torch.bool, device=hidden.device)
     found: list[dict[str, torch.Tensor]] = []
-    tile = max(LEAST_TILE, _budget(hidden, extras) // len(hidden))
+    tile = max(1, _budget(hidden, extras) // max(1, len(hidden)) // LEAST_TILE) * LEAST_TILE
     for start in range(0, len(weight), tile):
         part = slice(start, start + tile)
         logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
         scratch = logits.float()
         inside = (targets // tile == start // tile).nonzero()[:, 0]
-        own, column = scratch[rows[inside]], targets[inside] - start
-        picked[inside] = own.gather(1, column[:, None])[:, 0]
-        first[inside] = own.argmax(dim=1) == column
+        row, column = rows[inside], targets[inside] - start
+        picked[inside] = scratch[row, column]
+        used, at = torch.unique(row, return_inverse=True)  # one row may predict very many targets
+        first[inside] = scratch[used].argmax(dim=1)[at] == column
         found.append(_statistics(scratch, extras))
+        del logits, scratch  # or they would stand beside the next ones
     statistics = {name: torch.stack([part[name] for part in found]) for name in found[0]}
     best = statistics["top"].argmax(dim=0)  # the first of the tiles with the largest logit
     greedy = first & (best[rows] == targets // tile)
@@ -164,7 +171,7 @@ def head_token_scores(
 
 def _budget(values: torch.Tensor, extras: Extras) -> int:
     """Logits that may be held in float32, copies for the extras counted."""
-    copies = 3 if extras.moments else 2 if extras.temperatures else 1
+    copies = 4 if extras.moments else 2 if extras.temperatures else 1
     return BLOCK_BYTES.get(values.device.type, DEFAULT_BLOCK_BYTES) // (4 * copies)
 
 

@@ -72,20 +72,26 @@ class _Predictions:
     def positions(self) -> int:
         return self.values.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
     def last(self, count: int) -> _Predictions:
         """Those of the last positions."""
         uncapped = None if self.uncapped is None else self.uncapped[:, -count:]
         return _Predictions(self.values[:, -count:], uncapped, self.head)
 
     def scores(self, targets: list[int], places: list[int], extras: Extras | None) -> TokenScores:
-        """Scores each target by the prediction at its place among all ``batch * positions``."""
-        tokens = torch.tensor(targets, device=self.device)
-        rows = torch.tensor(places, device=self.device)
+        """Scores each target by the prediction at its place among all ``batch * positions``.
+
+        Raises:
+            IndexError: The model has no logit for a target.
+        """
         values = self.values.flatten(0, 1)
+        vocabulary = values.shape[1] if self.head is None else self.head.out_features
+        if max(targets) >= vocabulary:
+            raise IndexError(
+                f"token {max(targets)} of a continuation has no logit: the model's head has "
+                f"{vocabulary} rows. Is this the model's own tokenizer?"
+            )
+        tokens = torch.tensor(targets, device=values.device)
+        rows = torch.tensor(places, device=values.device)
         if self.head is not None:
             # Not all positions are scored, and some for many targets.
             places_used, rows = torch.unique(rows, return_inverse=True)
@@ -106,8 +112,7 @@ class Batching:
         min_saving: Prefix tokens that sharing must save for a group of continuations to get a
             pass of its own; below it, sequences of many groups are batched whole.
         pass_tokens: What a forward pass costs beside its tokens, in tokens.
-        max_logits: Upper limit of padded tokens in one pass whose logits are held whole; does not
-            count where the engine makes them in tiles.
+        max_logits: Upper limit of padded tokens in one pass whose logits are held whole.
     """
 
     max_sequences: int | None
@@ -294,7 +299,11 @@ class Engine:
             yield list(zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True))
 
     def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
-        """Scores rows in plain forward passes: the reference, right for every causal model."""
+        """Scores rows in plain forward passes, which is right for every causal model.
+
+        Until :meth:`check` has found a plain head, also from the model's own logits: with both,
+        this is the reference.
+        """
         sequences: dict[tuple[int, ...], list[int]] = {}
         for index, (prefix, continuation) in enumerate(rows):
             sequences.setdefault((*prefix, *continuation[:-1]), []).append(index)
@@ -325,9 +334,8 @@ class Engine:
     ) -> list[TokenScores]:
         """Scores continuations of one prefix, which is computed once and its cache reused."""
         assert self.reuse is not None
-        outputs, found = self._call(
-            self._padded([prefix]), extras, use_cache=True, logits_to_keep=1
-        )
+        ids = self._padded([prefix])
+        outputs, found = self._call(ids, extras, use_cache=True, logits_to_keep=1)
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
         # The prefix's last position predicts every continuation's first token.
         firsts = [continuation[0] for continuation in continuations]
@@ -466,7 +474,7 @@ class Engine:
     ) -> None:
         """Runs all sequences, longest first; out of memory, halves the batch and goes on."""
         pending = sorted(sequences, key=lambda sequence: (-len(sequence), sequence))
-        sizes = self.batching.plan([len(sequence) for sequence in pending])
+        sizes = self._plan(pending)
         while pending:
             count = sizes.pop(0)
             try:
@@ -479,11 +487,17 @@ class Engine:
                 continue
             # Out here the error is gone, and with it its hold on the tensors of the failed pass.
             self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
-            sizes = self.batching.plan([len(sequence) for sequence in pending])
+            sizes = self._plan(pending)
             clear_device_cache(garbage_collection=True)
             logger.warning(
                 "out of memory: batches now hold at most %d tokens", self.batching.max_tokens
             )
+
+    def _plan(self, sequences: Sequence[Sequence[int]]) -> list[int]:
+        batching = self.batching
+        if self.plain_head is not None:
+            batching = replace(batching, max_logits=sys.maxsize)  # none are held
+        return batching.plan([len(sequence) for sequence in sequences])
 
     def _padded(self, sequences: Sequence[Sequence[int]], least: int = 1) -> torch.Tensor:
         """Right-pads to ``[len(sequences), longest]``; the padding is masked by causality."""
@@ -492,10 +506,18 @@ class Engine:
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
     def _call(
-        self, ids: torch.Tensor, extras: Extras | None = None, **options: Any
+        self,
+        ids: torch.Tensor,
+        extras: Extras | None = None,
+        cached: _SharedPrefix | _CopiedPrefix | None = None,
+        **options: Any,
     ) -> tuple[Any, _Predictions]:
-        """The model's outputs, and what they predict."""
-        options = {name: value for name, value in options.items() if name in self.accepts}
+        """The model's outputs on ids, or on ids after a cached prefix, and what they predict."""
+        given = dict(options)
+        if cached is not None:
+            name = "cache" if "cache" in self.accepts else "past_key_values"
+            given[name] = cached.expanded(len(ids))
+        given = {name: value for name, value in given.items() if name in self.accepts}
         precap = self.precap if extras and extras.precap else "raw"
         with (
             torch.no_grad(),
@@ -503,9 +525,15 @@ class Engine:
             _inputs_instead_of(self.plain_head) as inputs,
             _head_outputs(self.model if precap == "head" else None) as heads,
         ):
-            outputs = self.model(input_ids=ids, **options)
+            outputs = self.model(input_ids=ids, **given)
         if self.plain_head is not None:
-            return outputs, _Predictions(inputs[0], head=self.plain_head)
+            if len(inputs) == 1 and torch.equal(
+                outputs.logits, inputs[0][..., :1].to(outputs.logits)
+            ):
+                return outputs, _Predictions(inputs[0], head=self.plain_head)
+            # It is not always as it was found to be: replaced, hooked into, called in parts.
+            self.plain_head = None
+            return self._call(ids, extras, cached, **options)
         uncapped = None
         if precap == "head":
             # A model split over devices hands its logits out on another one.
@@ -519,9 +547,13 @@ class Engine:
 
         Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
         which is faster and holds less. A head that is quantised, adapted or hooked into (split
-        over devices), or whose outputs the model scales, caps or masks, stays in.
+        over devices), or whose outputs the model scales, caps or masks, stays in; so does every
+        head in mixed precision and behind virtual tokens.
         """
-        head = self.model.get_output_embeddings()
+        try:
+            head = self.model.get_output_embeddings()
+        except (AttributeError, NotImplementedError):
+            return
         if type(head) is not torch.nn.Linear or "forward" in vars(head):
             return
         # Quantised and distributed weights are tensors of another kind.
@@ -534,22 +566,21 @@ class Engine:
                 return
         tokens = [*row.prefix, *row.continuation][:CHECK_TOKENS]
         ids, places = self._padded([tokens]), list(range(len(tokens)))
+        targets = [token % head.out_features for token in tokens]  # any will do
         with _head_outputs(self.model) as outputs:
             whole = self._forward(ids)
         # The very same numbers: capping would change some, though little where logits are small.
         if len(outputs) != 1 or not torch.equal(outputs[0].to(whole.values), whole.values):
             return
-        expected = whole.scores(tokens, places, None)
+        expected = whole.scores(targets, places, None)
         self.plain_head = head
         try:
-            found = self._forward(ids).scores(tokens, places, None)
+            found = self._forward(ids).scores(targets, places, None)
         except Exception:  # a model may need the logits themselves, and raise anything without
             self.plain_head = None
             return
         off = max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
-        if off <= self._tolerance([expected]):
-            self.batching = replace(self.batching, max_logits=sys.maxsize)
-        else:
+        if not off <= self._tolerance([expected]):
             self.plain_head = None
 
     def _tolerance(self, expected: Sequence[TokenScores]) -> float:
@@ -566,10 +597,11 @@ class Engine:
             names a cap, and the output of its head, capped so, gives its logits; "unknown",
             with a warning, where neither holds.
         """
-        if self.plain_head is not None:
-            return "raw"
         config = self.model.config.get_text_config()
         cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
+        if cap is None and self.plain_head is not None:
+            return "raw"
+        self.plain_head = None  # a cap is named and not applied: the logits have to be seen
         with _head_outputs(self.model) as heads:
             ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
             logits = self._forward(ids).values.float()  # not every device has float64
@@ -608,10 +640,8 @@ class Engine:
         batch, width = ids.shape
         options: dict[str, Any] = {"use_cache": False}
         if cached is not None:
-            name = "cache" if "cache" in self.accepts else "past_key_values"
             positions = torch.arange(start, start + width, device=ids.device)
             options = {
-                name: cached.expanded(batch),
                 "use_cache": True,
                 # Some models (Bamba) start again at 0 unless told otherwise.
                 "position_ids": positions.expand(batch, width),
@@ -619,7 +649,7 @@ class Engine:
         elif keep:
             options["logits_to_keep"] = keep
         # Virtual-token adapters return logits for their own tokens in front.
-        return self._call(ids, extras, **options)[1].last(width)
+        return self._call(ids, extras, cached, **options)[1].last(width)
 
     def _pick(
         self,
@@ -672,7 +702,10 @@ def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
 
 @contextmanager
 def _inputs_instead_of(head: torch.nn.Linear | None) -> Iterator[list[torch.Tensor]]:
-    """Collects what an output head is given, and spares its work; with None does nothing."""
+    """Collects what an output head is given, and spares its work; with None does nothing.
+
+    Meanwhile the model's logits have one column: it is not to be used by another thread.
+    """
     found: list[torch.Tensor] = []
     if head is None:
         yield found
@@ -680,7 +713,7 @@ def _inputs_instead_of(head: torch.nn.Linear | None) -> Iterator[list[torch.Tens
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         found.append(hidden)
-        return hidden[..., :1]  # what the model does to its logits is done to something small
+        return hidden[..., :1].clone()  # what the model does to its logits is done to a copy
 
     head.forward = forward  # type: ignore[method-assign, assignment]
     try:

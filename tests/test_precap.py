@@ -14,7 +14,7 @@ from torch.nn import functional
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import Batching, Engine, Row
-from tests import families
+from tests import families, tiny
 from tests.test_families import tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,6 +137,22 @@ def test_an_unknown_change_of_the_logits_gives_no_number(cap, caplog, monkeypatc
             assert found.raw.isfinite().all()
     (message,) = [r.getMessage() for r in caplog.records if "soft-capping" in r.getMessage()]
     assert ("no soft-capping" if cap is None else f"soft-capping at {CAP}") in message
+
+
+def test_a_cap_that_is_named_and_not_applied_is_an_unknown_change(caplog):
+    """Also where the head had been found to be plain, as it is."""
+    model = tiny.llama(families.VOCABULARY)
+    model.config.final_logit_softcapping = CAP
+    engine = Engine(model, torch.device("cpu"), Batching(2, 512, min_saving=1))
+    engine.check(ROWS[0])
+    assert engine.plain_head is not None
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        found = dict(pair for part in engine.score(ROWS, PRECAP) for pair in part)
+    assert f"soft-capping at {CAP}" in caplog.text
+    for index, row in enumerate(ROWS):
+        assert found[index].extra["precap"].isnan().all()
+        expected = tiny.plain_scores(model, row)
+        torch.testing.assert_close(found[index].nll, expected.nll, rtol=0, atol=1e-5)
 
 
 def test_the_check_of_the_cap_is_small_whatever_the_row():

@@ -22,10 +22,13 @@ from peft import (
     get_peft_model,
 )
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, cache_utils
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lm_eval_hyprank import energy
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import (
+    CHECK_TOKENS,
     UNPROVEN_DEVICES,
     Batching,
     Engine,
@@ -95,6 +98,12 @@ def identical(found: list[TokenScores], expected: list[TokenScores]) -> bool:
     )
 
 
+def small_tiles(patch: pytest.MonkeyPatch, columns: int = 16) -> None:
+    """An output head makes its logits so many at a time, however few rows there are."""
+    patch.setattr(energy, "LEAST_TILE", columns)
+    patch.setitem(energy.BLOCK_BYTES, "cpu", 1)
+
+
 # Groups
 
 
@@ -137,12 +146,17 @@ def groups(draw: Any) -> list[Row]:
     min_saving=st.sampled_from([0, 256, 10**9]),
     reuse=st.sampled_from([None, _SharedPrefix, _CopiedPrefix]),
     tiled=st.booleans(),
+    tile=st.sampled_from([16, 100, VOCABULARY]),
 )
-def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_saving, reuse, tiled):
+def test_any_group_equals_plain_passes(
+    rows, max_sequences, max_tokens, min_saving, reuse, tiled, tile
+):
     engine = engine_of(llama(), max_sequences, max_tokens, min_saving)
     engine.reuse = reuse
     engine.plain_head = llama().lm_head if tiled else None
-    parts = list(engine.score(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        small_tiles(patch, tile)
+        parts = list(engine.score(rows))
     prefixes = [{rows[index].prefix for index, _ in part} for part in parts]
     assert sum(map(len, prefixes)) == len({row.prefix for row in rows})
     found = [pair for part in parts for pair in part]
@@ -155,8 +169,9 @@ def test_any_group_equals_plain_passes(rows, max_sequences, max_tokens, min_savi
 
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
-def test_the_order_of_rows_changes_no_digit(reuse, tiled):
+def test_the_order_of_rows_changes_no_digit(reuse, tiled, monkeypatch):
     """Nor does scoring a second time: what is cached for a prefix is read and left alone."""
+    small_tiles(monkeypatch)
     rows = [
         Row(tokens(length, length), tokens(count, 10 * length + count))
         for length in (50, 40, 3)
@@ -189,7 +204,8 @@ def test_a_prefix_with_very_many_rows_is_scored_in_parts(reuse, monkeypatch):
 
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix, _CopiedPrefix])
-def test_extras_come_with_every_way_of_scoring(reuse, tiled):
+def test_extras_come_with_every_way_of_scoring(reuse, tiled, monkeypatch):
+    small_tiles(monkeypatch)
     extras = Extras(precap=True, moments=True, temperatures=frozenset({2.0}))
     rows = [Row(tokens(30), tokens(count, count)) for count in (9, 5, 5, 1)]
     engine = engine_of(llama(), max_sequences=2)
@@ -366,7 +382,8 @@ def test_logits_in_tiles_limit_no_batch(cap, limited):
     engine = engine_of(families.build("gemma2", final_logit_softcapping=cap))
     engine.batching.max_logits = 100
     engine.check(Row(tokens(60), tokens(20, 1)))
-    assert max(engine.batching.plan([50] * 3)) == (2 if limited else 3)
+    assert max(engine._plan([tokens(50)] * 3)) == (2 if limited else 3)
+    assert engine.batching.max_logits == 100, "for whatever needs the logits later"
 
 
 # Out of memory
@@ -540,35 +557,13 @@ def hooked(model: Any) -> None:
     model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
+def hooked_in_front(model: Any) -> None:
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+
+
 def overridden(model: Any) -> None:
     forward = model.lm_head.forward
     model.lm_head.forward = lambda hidden: forward(hidden) + hidden.sum(-1, keepdim=True)
-
-
-def masked(model: Any) -> None:
-    """As models do that have fewer tokens than rows in their head."""
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def masking(**options: Any) -> Any:
-        outputs = forward(**options)
-        outputs.logits[..., 5] = -1e4
-        return outputs
-
-    model.forward = masking
-
-
-def picky(model: Any) -> None:
-    """A model that looks at its logits."""
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def looking(**options: Any) -> Any:
-        outputs = forward(**options)
-        assert outputs.logits.shape[-1] == VOCABULARY
-        return outputs
-
-    model.forward = looking
 
 
 class Packed(torch.Tensor):
@@ -579,28 +574,131 @@ def packed(model: Any) -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
 
 
-def changing(model: Any) -> None:
-    """A head that is not the product of what it is given and its weights."""
-    forward = model.model.forward
+def on_logits(change: Any, *, beyond: int = 0) -> Any:
+    """Makes a model do something to its logits if it is fed more tokens than a number."""
+
+    def apply(model: Any) -> None:
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def changing(*ids: Any, **options: Any) -> Any:
+            outputs = forward(*ids, **options)
+            if (ids[0] if ids else options["input_ids"]).shape[1] > beyond:
+                outputs.logits = change(outputs.logits)
+            return outputs
+
+        model.forward = changing
+
+    return apply
+
+
+def masked(logits: torch.Tensor) -> torch.Tensor:
+    """As models do that have fewer tokens than rows in their head."""
+    logits[..., 5] = -1e4
+    return logits
+
+
+def picky(logits: torch.Tensor) -> torch.Tensor:
+    assert logits.shape[-1] == VOCABULARY
+    return logits
+
+
+def in_parts_if_long(model: Any, most: int = CHECK_TOKENS) -> None:
+    """A head that is called twice, each time for some positions."""
+    forward = model.forward
 
     @functools.wraps(forward)
-    def counting(**options: Any) -> Any:
-        outputs = forward(**options)
-        if "forward" in vars(model.lm_head):
-            outputs.last_hidden_state = outputs.last_hidden_state + 1
-        return outputs
+    def twice(input_ids: torch.Tensor, **options: Any) -> Any:
+        options.pop("logits_to_keep", None)
+        hidden = model.model(input_ids=input_ids, **options)
+        states = hidden.last_hidden_state
+        cut = states.shape[1] if states.shape[1] <= most else most
+        parts = [part for part in (states[:, :cut], states[:, cut:]) if part.shape[1]]
+        logits = torch.cat([model.lm_head(part) for part in parts], dim=1)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=hidden.past_key_values)
 
-    model.model.forward = counting
+    model.forward = twice
 
 
-@pytest.mark.parametrize("change", [hooked, overridden, masked, picky, packed, changing])
-def test_a_head_that_something_depends_on_stays_in(change):
+@pytest.mark.parametrize(
+    ("change", "found_at_once"),
+    [
+        (hooked, True),
+        (hooked_in_front, True),
+        (overridden, True),
+        (packed, True),
+        (on_logits(masked), True),
+        (on_logits(picky), True),
+        (on_logits(lambda logits: logits / 2), True),
+        (on_logits(lambda logits: logits.mul_(2)), True),
+        (on_logits(lambda logits: 30 * torch.tanh(logits / 30)), True),
+        (on_logits(lambda logits: logits / 2, beyond=CHECK_TOKENS), False),
+        (on_logits(lambda logits: logits.mul_(2), beyond=CHECK_TOKENS), False),
+        (in_parts_if_long, False),
+    ],
+)
+def test_a_head_that_is_not_all_stays_in(change, found_at_once):
+    """Found out with the first tokens, or on the first pass where it shows."""
     model = tiny.llama(VOCABULARY)
     change(model)
-    engine = checked(model)
+    rows = GROUP[:6]  # of one prefix, longer than those first tokens
+    expected = [tiny.plain_scores(model, row) for row in rows]
+    own = vars(model.lm_head).get("forward")
+    engine = engine_of(model)
+    engine._find_plain_head(rows[0])
+    assert (engine.plain_head is None) is found_at_once
+    for scores, right in zip(scored(engine, rows), expected, strict=True):
+        assert off(scores, right) <= 10 * TOLERANCE
     assert engine.plain_head is None
+    assert vars(model.lm_head).get("forward") is own
+
+
+@pytest.mark.parametrize("reuse", [_SharedPrefix, _CopiedPrefix])
+def test_a_pass_on_a_prefix_is_made_again_with_the_head(reuse):
+    """On the same prefix, whose cache the pass without the head may have used up."""
+    model = tiny.llama(VOCABULARY)
+    in_parts_if_long(model, 6)
+    engine = engine_of(model)
+    engine.reuse = reuse
+    engine.plain_head = model.lm_head
+    prefix, continuations = tokens(5), [tokens(count, count) for count in (12, 9, 2)]
+    for scores, tail in zip(
+        engine.score_on_prefix(prefix, continuations), continuations, strict=True
+    ):
+        assert off(scores, plain(Row(prefix, tail))) <= 10 * TOLERANCE
+    assert engine.plain_head is None
+
+
+@pytest.mark.parametrize("later", ["replaced", "hooked"])
+def test_a_head_that_changes_later_is_noticed(later):
+    model = tiny.llama(VOCABULARY)
+    engine = checked(model)
+    assert engine.plain_head is not None
+    if later == "replaced":
+        model.lm_head = copy.deepcopy(model.lm_head)
+        model.lm_head.weight.data *= 2
+    else:
+        hooked(model)
     for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
         assert off(scores, tiny.plain_scores(model, row)) <= 10 * TOLERANCE
+    assert engine.plain_head is None
+
+
+def test_a_model_without_a_say_on_its_head():
+    model = tiny.llama(VOCABULARY)
+    model.get_output_embeddings = lambda: (_ for _ in ()).throw(NotImplementedError())
+    engine = checked(model)
+    assert engine.plain_head is None
+    assert off(scored(engine, GROUP)[0], plain(GROUP[0])) <= TOLERANCE
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_token_that_the_head_does_not_know_is_an_error(tiled):
+    """The last token is never fed, so no embedding complains."""
+    engine = engine_of(llama())
+    engine.plain_head = llama().lm_head if tiled else None
+    with pytest.raises(IndexError, match=rf"token {VOCABULARY} .* has {VOCABULARY} rows"):
+        scored(engine, [Row(tokens(30), (5, VOCABULARY))])
 
 
 def test_a_plain_head_is_left_out_for_extras_too(heads_run):
@@ -620,6 +718,7 @@ def test_a_plain_head_is_left_out_for_extras_too(heads_run):
 def test_a_failed_pass_leaves_the_head_whole():
     model = tiny.llama(VOCABULARY)
     engine = checked(model)
+    assert engine.plain_head is not None
     model.model.norm.forward = lambda hidden: 1 / 0
     with pytest.raises(ZeroDivisionError):
         scored(engine, GROUP)
@@ -826,6 +925,7 @@ def test_lora_reuses_the_prefix(modules, tied):
     adapter = adapted(tiny.llama(VOCABULARY, tie_word_embeddings=tied), config)
     engine = checked(adapter)
     assert engine.reuse is _SharedPrefix
+    assert (engine.plain_head is None) is ("lm_head" in modules)
     for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
         assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
         assert off(scores, tiny.plain_scores(plain, row)) > 0.01, "the adapter matters"

@@ -123,8 +123,8 @@ def score_requests(
     keys = list(pairs)
     headed = {request.args for request in requests if request.task_name in after_header}
     encoded = encode(lm, keys, headed)
-    for key, row in zip(keys, encoded, strict=True):
-        if not row.continuation:
+    for key, whole in zip(keys, encoded, strict=True):
+        if not whole.continuation:
             why = f"({key[1]!r}) has no tokens after its context under this model's tokenizer"
             raise _nothing_to_score(requests[pairs[key][0]], why)
     rows, truncated = _fit(lm, encoded)
