@@ -153,6 +153,7 @@ def seconds(lm: HFLM, work: Callable[..., Any], *arguments: Any) -> float:
 def alternate(lm: HFLM, papers: Sequence[Paper], size: int) -> dict[str, float]:
     """Medians over papers, all ways timed in turn: speed-up over stock at a size, floor's share."""
     found: dict[str, list[float]] = {}
+    engine_of(lm, [row for paper in papers for row in paper])  # its self-check, once and for all
     for paper in track(papers, transient=True):
         ours, stock = seconds(lm, run_ours, lm, paper), seconds(lm, run_stock, lm, paper, size)
         floor = seconds(lm, run_floor, lm, paper)

@@ -1,7 +1,8 @@
-"""Logits to token scores: the formulas, and nothing else."""
+"""Logits, or hidden states and an output head, to token scores: the formulas, nothing else."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,7 +86,7 @@ def token_scores(
     softmax in bfloat16 turns different candidates into ties); the raw energy is ``-z[x]`` as
     the model returned it; their float64 sum is the NLL. Rows are taken in blocks, so that beside
     the input ``BLOCK_BYTES``, copies for ``extras`` included, or one row and its copies is held,
-    and half as much again in a coarser dtype of the input's. (Rajwal, Das and Ghosal, arXiv
+    and that block in the input's dtype if it is another. (Rajwal, Das and Ghosal, arXiv
     2608.17270, equations 1 and 2.)
 
     Args:
@@ -130,9 +131,10 @@ def head_token_scores(
 ) -> TokenScores:
     """`token_scores` of ``hidden @ weight.T + bias``, a tile of the vocabulary at a time.
 
-    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, copies for ``extras`` included
-    (in a coarser dtype half as much again), once more those of its rows whose targets it holds,
-    and a few numbers of each tile and row, which are put together in float64.
+    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, copies for ``extras`` included,
+    the tile in the head's dtype if it is another, once more those of its rows whose targets it
+    holds, and two numbers (with all extras six or more) of each tile and row, which are put
+    together in float64.
 
     Args:
         hidden: ``[M, width]``, what the output head is given, any floating dtype and device.
@@ -143,8 +145,8 @@ def head_token_scores(
         extras: What else to compute; None for nothing.
     """
     extras = extras or Extras()
-    picked = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
-    first = torch.empty(len(rows), dtype=torch.bool, device=hidden.device)
+    picked = torch.full((len(rows),), math.nan, dtype=torch.float32, device=hidden.device)
+    is_largest = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
     found: list[dict[str, torch.Tensor]] = []
     tile = max(1, _budget(hidden, extras) // max(1, len(hidden)) // LEAST_TILE) * LEAST_TILE
     for start in range(0, len(weight), tile):
@@ -155,12 +157,12 @@ def head_token_scores(
         row, column = rows[inside], targets[inside] - start
         picked[inside] = scratch[row, column]
         used, at = torch.unique(row, return_inverse=True)  # one row may predict very many targets
-        first[inside] = scratch[used].argmax(dim=1)[at] == column
+        is_largest[inside] = scratch[used].argmax(dim=1)[at] == column
         found.append(_statistics(scratch, extras))
         del logits, scratch  # or they would stand beside the next ones
     statistics = {name: torch.stack([part[name] for part in found]) for name in found[0]}
     best = statistics["top"].argmax(dim=0)  # the first of the tiles with the largest logit
-    greedy = first & (best[rows] == targets // tile)
+    greedy = is_largest & (best[rows] == targets // tile)
     logz, extra = _combine(statistics, extras)
     rows, raw = rows.cpu(), -picked.cpu().double()
     extra = {name: values[rows] for name, values in extra.items()}
@@ -217,18 +219,20 @@ def _combine(
         Log-partitions and the extras that depend on no target, ``[N]``, float64, on the CPU.
     """
     # Not every device has float64.
-    of = {name: values.cpu().double() for name, values in statistics.items()}
-    log_sums = of["top"] + of["sum"].log()
+    parts = {name: values.cpu().double() for name, values in statistics.items()}
+    log_sums = parts["top"] + parts["sum"].log()
     logz = log_sums.logsumexp(dim=0)
     extra = {}
     if extras.moments:
         share = (log_sums - logz).exp()
         # A part without any mass has no moments of its own.
-        means = torch.where(share > 0, of["top"] + of["mean"] - logz, 0.0)
-        variances = torch.where(share > 0, of["variance"], 0.0)
+        means = torch.where(share > 0, parts["top"] + parts["mean"] - logz, 0.0)
+        variances = torch.where(share > 0, parts["variance"], 0.0)
         extra["logp_mean"] = mean = (share * means).sum(dim=0)
         extra["logp_var"] = (share * (variances + (means - mean) ** 2)).sum(dim=0)
     for temperature in extras.temperatures:
         name = free_energy_name(temperature)
-        extra[name] = -temperature * (of["top"] / temperature + of[name].log()).logsumexp(dim=0)
+        extra[name] = -temperature * (parts["top"] / temperature + parts[name].log()).logsumexp(
+            dim=0
+        )
     return logz, extra

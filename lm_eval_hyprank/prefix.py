@@ -25,10 +25,13 @@ POOL_ROWS = 256
 """Rows of many prefixes that are batched whole before their results are handed out."""
 
 CHECK_TOKENS = 16
-"""Tokens of the longest continuation in the self-check, and the least of its prefix."""
+"""Tokens of the longest continuation in the self-check, and the least of its prefix.
+
+And those of the one short pass that looks at the output head, or at its soft-capping.
+"""
 
 CHECK_TOLERANCE = 1e-4
-"""Nats by which the self-check lets a continuation's mean score differ from a plain pass.
+"""Nats by which a check lets a continuation's mean score differ from that of a plain pass.
 
 Or, where the model's dtype is coarser than that, one unit in the last place of its largest
 logit: the difference between two right implementations.
@@ -59,7 +62,7 @@ class _Predictions:
 
     Attributes:
         values: ``[batch, positions, vocabulary]`` logits as the model returned them; or, with
-            ``head``, ``[batch, positions, width]``, of which it makes the logits.
+            ``head``, ``[batch, positions, width]`` hidden states, from which it makes the logits.
         uncapped: The logits before soft-capping, if they are others.
         head: The model's output head where it was left out of the pass.
     """
@@ -84,7 +87,7 @@ class _Predictions:
             IndexError: The model has no logit for a target.
         """
         values = self.values.flatten(0, 1)
-        vocabulary = values.shape[1] if self.head is None else self.head.out_features
+        vocabulary = values.shape[1] if self.head is None else len(self.head.weight)
         if max(targets) >= vocabulary:
             raise IndexError(
                 f"token {max(targets)} of a continuation has no logit: the model's head has "
@@ -112,7 +115,8 @@ class Batching:
         min_saving: Prefix tokens that sharing must save for a group of continuations to get a
             pass of its own; below it, sequences of many groups are batched whole.
         pass_tokens: What a forward pass costs beside its tokens, in tokens.
-        max_logits: Upper limit of padded tokens in one pass whose logits are held whole.
+        max_logits: Upper limit of padded tokens in one pass whose logits are held whole; does not
+            count where a plain head is left out of the passes.
     """
 
     max_sequences: int | None
@@ -132,6 +136,7 @@ class Batching:
             return cls(max_sequences, 512, 256, max_logits=max(64, 2**28 // row_bytes))
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
         # Logits and their float32 copies take about three rows a token; leave half for the rest.
+        # Not measured on a device; without logits it stands for what else grows with the tokens.
         return cls(max_sequences, max(512, min(16384, free // 2 // (3 * row_bytes))), 4096, 512)
 
     def plan(self, lengths: Sequence[int]) -> list[int]:
@@ -229,6 +234,13 @@ class Engine:
         device: Where input ids go.
         batching: Limits of one forward pass.
         autocast: Makes the context in which the model is called (mixed precision).
+
+    Attributes:
+        reuse: How a prefix is reused; None where it is not, or before :meth:`check`.
+        plain_head: The model's output head, if its outputs are the model's logits and nothing is
+            done to them: passes leave it out, and logits are made from its inputs in tiles of the
+            vocabulary. None where it is none, or before :meth:`check`.
+        precap: Where the logits before soft-capping are; None as long as nobody asked.
     """
 
     def __init__(
@@ -299,10 +311,9 @@ class Engine:
             yield list(zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True))
 
     def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
-        """Scores rows in plain forward passes, which is right for every causal model.
+        """Scores rows in forward passes without a cache, which is right for every causal model.
 
-        Until :meth:`check` has found a plain head, also from the model's own logits: with both,
-        this is the reference.
+        As long as `plain_head` is None they are plain ones throughout: the reference.
         """
         sequences: dict[tuple[int, ...], list[int]] = {}
         for index, (prefix, continuation) in enumerate(rows):
@@ -477,6 +488,7 @@ class Engine:
         sizes = self._plan(pending)
         while pending:
             count = sizes.pop(0)
+            head = self.plain_head
             try:
                 run(pending[:count])
             except Exception as error:
@@ -484,6 +496,8 @@ class Engine:
                     raise
             else:
                 pending = pending[count:]
+                if self.plain_head is not head:
+                    sizes = self._plan(pending)  # from now on logits are held
                 continue
             # Out here the error is gone, and with it its hold on the tensors of the failed pass.
             self.batching.max_tokens = max(1, len(pending[0]) * count // 2)
@@ -513,27 +527,34 @@ class Engine:
         **options: Any,
     ) -> tuple[Any, _Predictions]:
         """The model's outputs on ids, or on ids after a cached prefix, and what they predict."""
-        given = dict(options)
+        accepted = dict(options)
         if cached is not None:
             name = "cache" if "cache" in self.accepts else "past_key_values"
-            given[name] = cached.expanded(len(ids))
-        given = {name: value for name, value in given.items() if name in self.accepts}
+            accepted[name] = cached.expanded(len(ids))
+        accepted = {name: value for name, value in accepted.items() if name in self.accepts}
         precap = self.precap if extras and extras.precap else "raw"
+        if self.plain_head is not None and precap == "raw":
+            with torch.no_grad(), self.autocast(), _left_out(self.plain_head) as inputs:
+                try:
+                    outputs = self.model(input_ids=ids, **accepted)
+                except Exception as error:  # it may need the logits, and raise anything without
+                    if should_reduce_batch_size(error):
+                        raise
+                    outputs = None
+            if outputs is not None and len(inputs) == 1 and _is_placeholder(outputs.logits):
+                return outputs, _Predictions(inputs[0], head=self.plain_head)
+            # Replaced meanwhile, called in parts, or something is done to the logits after all.
+            logger.info("the output head cannot be left out: slower, and just as right")
+            self.plain_head = None
+            if self.precap is not None:
+                self.precap = "unknown"
+            return self._call(ids, extras, cached, **options)
         with (
             torch.no_grad(),
             self.autocast(),
-            _inputs_instead_of(self.plain_head) as inputs,
             _head_outputs(self.model if precap == "head" else None) as heads,
         ):
-            outputs = self.model(input_ids=ids, **given)
-        if self.plain_head is not None:
-            if len(inputs) == 1 and torch.equal(
-                outputs.logits, inputs[0][..., :1].to(outputs.logits)
-            ):
-                return outputs, _Predictions(inputs[0], head=self.plain_head)
-            # It is not always as it was found to be: replaced, hooked into, called in parts.
-            self.plain_head = None
-            return self._call(ids, extras, cached, **options)
+            outputs = self.model(input_ids=ids, **accepted)
         uncapped = None
         if precap == "head":
             # A model split over devices hands its logits out on another one.
@@ -548,7 +569,7 @@ class Engine:
         Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
         which is faster and holds less. A head that is quantised, adapted or hooked into (split
         over devices), or whose outputs the model scales, caps or masks, stays in; so does every
-        head in mixed precision and behind virtual tokens.
+        head in mixed precision, or behind virtual tokens that have logits of their own.
         """
         try:
             head = self.model.get_output_embeddings()
@@ -566,7 +587,7 @@ class Engine:
                 return
         tokens = [*row.prefix, *row.continuation][:CHECK_TOKENS]
         ids, places = self._padded([tokens]), list(range(len(tokens)))
-        targets = [token % head.out_features for token in tokens]  # any will do
+        targets = [token % len(head.weight) for token in tokens]  # any will do
         with _head_outputs(self.model) as outputs:
             whole = self._forward(ids)
         # The very same numbers: capping would change some, though little where logits are small.
@@ -574,11 +595,7 @@ class Engine:
             return
         expected = whole.scores(targets, places, None)
         self.plain_head = head
-        try:
-            found = self._forward(ids).scores(targets, places, None)
-        except Exception:  # a model may need the logits themselves, and raise anything without
-            self.plain_head = None
-            return
+        found = self._forward(ids).scores(targets, places, None)
         off = max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
         if not off <= self._tolerance([expected]):
             self.plain_head = None
@@ -599,12 +616,25 @@ class Engine:
         """
         config = self.model.config.get_text_config()
         cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
-        if cap is None and self.plain_head is not None:
-            return "raw"
-        self.plain_head = None  # a cap is named and not applied: the logits have to be seen
+        if self.plain_head is None:
+            found = self._try_cap(row, cap)
+        else:  # nothing is done to what the head returns
+            found = "raw" if cap is None else "unknown"
+        if found == "unknown":
+            logger.warning(
+                "%s: its logits are not what its configuration (%s) makes of its head's output, so "
+                "the logits before soft-capping are not known and have no score",
+                type(self.model).__name__,
+                "no soft-capping" if cap is None else f"soft-capping at {cap}",
+            )
+        return found
+
+    def _try_cap(self, row: Row, cap: float | None) -> Literal["raw", "head", "unknown"]:
+        """As `_find_precap`, by one short pass."""
         with _head_outputs(self.model) as heads:
             ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
-            logits = self._forward(ids).values.float()  # not every device has float64
+            outputs, _ = self._call(ids, use_cache=False)
+        logits = outputs.logits.float()  # not every device has float64
         finite = logits.isfinite()  # some models mask rows of the vocabulary that are no token
         if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
             head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
@@ -619,12 +649,6 @@ class Engine:
                 return "raw" if cap is None else "head"
         elif cap is None and not heads:
             return "raw"
-        logger.warning(
-            "%s: its logits are not what its configuration (%s) makes of its head's output, so the "
-            "logits before soft-capping are not known and have no score",
-            type(self.model).__name__,
-            "no soft-capping" if cap is None else f"soft-capping at {cap}",
-        )
         return "unknown"
 
     def _forward(
@@ -700,26 +724,40 @@ def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-@contextmanager
-def _inputs_instead_of(head: torch.nn.Linear | None) -> Iterator[list[torch.Tensor]]:
-    """Collects what an output head is given, and spares its work; with None does nothing.
+_PLACEHOLDER = (-8192.0, 1.0, 8192.0)
+"""What stands for the logits of a position: scaled, shifted, capped or cut it would be another.
 
-    Meanwhile the model's logits have one column: it is not to be used by another thread.
+Every dtype holds these numbers exactly.
+"""
+
+
+@contextmanager
+def _left_out(head: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
+    """Collects what an output head is given; what it returns is a placeholder, at no cost.
+
+    Meanwhile the model is not to be used by another thread. A head whose ``forward`` is
+    somebody else's already is left as it is.
     """
     found: list[torch.Tensor] = []
-    if head is None:
+    if "forward" in vars(head):
         yield found
         return
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         found.append(hidden)
-        return hidden[..., :1].clone()  # what the model does to its logits is done to a copy
+        return hidden.new_tensor(_PLACEHOLDER).repeat(*hidden.shape[:-1], 1)
 
     head.forward = forward  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
         del head.forward
+
+
+def _is_placeholder(logits: torch.Tensor) -> bool:
+    """Whether nothing was done to the placeholders of all positions."""
+    expected = logits.new_tensor(_PLACEHOLDER)
+    return logits.shape[-1] == len(expected) and bool((logits == expected).all())
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:

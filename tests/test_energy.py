@@ -177,8 +177,9 @@ def test_a_head_in_tiles_equals_a_head_at_once(
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
-@pytest.mark.parametrize("vocabulary", [500, 49_152])
-def test_a_head_in_tiles_equals_float64(scale, vocabulary):
+@pytest.mark.parametrize(("vocabulary", "block"), [(500, 1), (49_152, 2 * 2**20)])
+def test_a_head_in_tiles_equals_float64(scale, vocabulary, block, monkeypatch):
+    monkeypatch.setitem(energy.BLOCK_BYTES, "cpu", block)
     hidden, weight = torch.randn(70, 16) * scale, torch.randn(vocabulary, 16)
     bias, targets = torch.randn(vocabulary), torch.randint(0, vocabulary, (70,))
     found = head_token_scores(hidden, targets, torch.arange(70), weight, bias)

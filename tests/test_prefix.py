@@ -165,6 +165,7 @@ def test_any_group_equals_plain_passes(
         expected = plain(rows[index])
         assert off(scores, expected) <= TOLERANCE
         assert torch.equal(scores.greedy, expected.greedy)
+    assert (engine.plain_head is not None) is tiled
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -185,6 +186,7 @@ def test_the_order_of_rows_changes_no_digit(reuse, tiled, monkeypatch):
     order = random.Random(0).sample(range(len(rows)), len(rows))
     again = scored(engine, [rows[index] for index in order])
     assert identical(again, [first[index] for index in order])
+    assert (engine.plain_head is not None) is tiled
 
 
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])
@@ -634,6 +636,10 @@ def in_parts_if_long(model: Any, most: int = CHECK_TOKENS) -> None:
         (on_logits(lambda logits: 30 * torch.tanh(logits / 30)), True),
         (on_logits(lambda logits: logits / 2, beyond=CHECK_TOKENS), False),
         (on_logits(lambda logits: logits.mul_(2), beyond=CHECK_TOKENS), False),
+        (on_logits(lambda logits: logits.clamp(max=0.5), beyond=CHECK_TOKENS), False),
+        (on_logits(lambda logits: logits + 1, beyond=CHECK_TOKENS), False),
+        (on_logits(masked, beyond=CHECK_TOKENS), False),
+        (on_logits(picky, beyond=CHECK_TOKENS), False),
         (in_parts_if_long, False),
     ],
 )
@@ -669,7 +675,7 @@ def test_a_pass_on_a_prefix_is_made_again_with_the_head(reuse):
     assert engine.plain_head is None
 
 
-@pytest.mark.parametrize("later", ["replaced", "hooked"])
+@pytest.mark.parametrize("later", ["replaced", "hooked", "overridden"])
 def test_a_head_that_changes_later_is_noticed(later):
     model = tiny.llama(VOCABULARY)
     engine = checked(model)
@@ -678,10 +684,37 @@ def test_a_head_that_changes_later_is_noticed(later):
         model.lm_head = copy.deepcopy(model.lm_head)
         model.lm_head.weight.data *= 2
     else:
-        hooked(model)
+        {"hooked": hooked, "overridden": overridden}[later](model)
+    own = vars(model.lm_head).get("forward")
     for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
         assert off(scores, tiny.plain_scores(model, row)) <= 10 * TOLERANCE
     assert engine.plain_head is None
+    assert vars(model.lm_head).get("forward") is own
+
+
+def test_what_is_before_the_cap_is_not_known_of_a_head_that_changes():
+    model = tiny.llama(VOCABULARY)
+    engine = checked(model)
+    extras = Extras(precap=True)
+    assert list(engine.score(GROUP, extras))
+    assert engine.precap == "raw"
+    on_logits(lambda logits: 3 * torch.tanh(logits / 3))(model)
+    for part in engine.score(GROUP, extras):
+        for index, scores in part:
+            assert scores.extra["precap"].isnan().all()
+            assert off(scores, tiny.plain_scores(model, GROUP[index])) <= 10 * TOLERANCE
+
+
+def test_a_head_that_falls_back_limits_the_batches_that_follow():
+    model = tiny.llama(VOCABULARY)
+    shapes = record(model)
+    on_logits(lambda logits: logits / 2)(model)
+    engine = engine_of(model, max_sequences=None)
+    engine.batching.max_logits = 60
+    engine.plain_head = model.lm_head
+    scored(engine, [Row(tokens(20, seed), tokens(11, seed)) for seed in range(20)])
+    assert shapes[0][0] > 2
+    assert max(size for size, _ in shapes[2:]) == 2
 
 
 def test_a_model_without_a_say_on_its_head():
@@ -912,6 +945,10 @@ def test_virtual_tokens_stand_in_front_once(config):
         assert off(scores, plain(row)) > 0.01, "the adapter matters"
     if not isinstance(config, PrefixTuningConfig):
         assert engine.reuse is None
+        assert engine.plain_head is None, "virtual tokens have logits too"
+    for part in engine.score(GROUP, Extras(precap=True)):
+        for _, scores in part:
+            assert torch.equal(scores.extra["precap"], scores.raw)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -1030,6 +1067,7 @@ def test_bfloat16_ranks_as_float32_does(reuse, score, seed, tiled):
     engine.reuse = reuse
     engine.plain_head = half.lm_head if tiled else None
     found = [float(getattr(scores, score).mean()) for scores in scored(engine, rows)]
+    assert (engine.plain_head is not None) is tiled
     single = copy.deepcopy(half).float()
     exact = [float(getattr(tiny.plain_scores(single, row), score).mean()) for row in rows]
     assert len(set(found)) == len(set(exact)) == 16, "no ties that float32 has not"
@@ -1048,6 +1086,7 @@ def test_near_equal_candidates_do_not_tie_in_bfloat16(tiled):
     engine.reuse = _SharedPrefix
     engine.plain_head = half.lm_head if tiled else None
     means = {float(scores.nll.mean()) for scores in scored(engine, rows)}
+    assert (engine.plain_head is not None) is tiled
     with torch.no_grad():
         logits = half(torch.tensor([[*tokens(60), *shared]])).logits[0, -1]
     distinct = len({float(logits[last]) for last in range(3, 19)})
