@@ -104,7 +104,8 @@ def token_scores(
     picked = logits[rows, targets].float()
     found: list[dict[str, torch.Tensor]] = []
     greedy = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
-    block = max(1, _budget(logits, extras) // logits.shape[1])
+    copies = 4 if extras.moments else 2 if extras.temperatures else 1
+    block = max(1, _block_size(logits.device) // (copies * logits.shape[1]))
     for start in range(0, max(1, len(rows)), block):
         part = slice(start, start + block)
         scratch = logits[rows[part]].float()
@@ -131,10 +132,10 @@ def head_token_scores(
 ) -> TokenScores:
     """`token_scores` of ``hidden @ weight.T + bias``, a tile of the vocabulary at a time.
 
-    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, copies for ``extras`` included,
-    the tile in the head's dtype if it is another, once more those of its rows whose targets it
-    holds, and two numbers (with all extras six or more) of each tile and row, which are put
-    together in float64.
+    The logits are never held whole: a tile of ``BLOCK_BYTES`` is, up to three copies for
+    ``extras``, the tile in the head's dtype if it is another, once more those of its rows whose
+    targets it holds, and two numbers (with all extras six or more) of each tile and row, which
+    are put together in float64.
 
     Args:
         hidden: ``[M, width]``, what the output head is given, any floating dtype and device.
@@ -148,7 +149,8 @@ def head_token_scores(
     picked = torch.full((len(rows),), math.nan, dtype=torch.float32, device=hidden.device)
     is_largest = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
     found: list[dict[str, torch.Tensor]] = []
-    tile = max(1, _budget(hidden, extras) // max(1, len(hidden)) // LEAST_TILE) * LEAST_TILE
+    # Alike whatever the extras, so that asking for them changes no digit of the rest.
+    tile = max(1, _block_size(hidden.device) // max(1, len(hidden)) // LEAST_TILE) * LEAST_TILE
     for start in range(0, len(weight), tile):
         part = slice(start, start + tile)
         logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
@@ -171,10 +173,9 @@ def head_token_scores(
     return TokenScores(raw, logz[rows], greedy.cpu(), extra)
 
 
-def _budget(values: torch.Tensor, extras: Extras) -> int:
-    """Logits that may be held in float32, copies for the extras counted."""
-    copies = 4 if extras.moments else 2 if extras.temperatures else 1
-    return BLOCK_BYTES.get(values.device.type, DEFAULT_BLOCK_BYTES) // (4 * copies)
+def _block_size(device: torch.device) -> int:
+    """Logits of a block in float32."""
+    return BLOCK_BYTES.get(device.type, DEFAULT_BLOCK_BYTES) // 4
 
 
 def _statistics(logits: torch.Tensor, extras: Extras) -> dict[str, torch.Tensor]:

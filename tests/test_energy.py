@@ -167,6 +167,7 @@ def test_a_head_in_tiles_equals_a_head_at_once(
         )
     expected = whole_head(hidden, targets, rows, weight, bias, extras=EVERYTHING)
     assert found.extra == {}
+    assert torch.equal(with_extras.logz, found.logz), "extras change no digit of the rest"
     for each in (found, with_extras):
         assert torch.equal(each.raw, expected.raw)
         assert torch.equal(each.greedy, expected.greedy)
@@ -220,7 +221,7 @@ def test_a_head_in_tiles_never_holds_the_logits(vocabulary, states, count, extra
     targets, rows = torch.arange(count), torch.arange(count) % states
     peak = peak_of(lambda: head_token_scores(hidden, targets, rows, weight, None, extras=extras))
     copies, numbers = (1, 2) if extras is None else (4, 6)
-    width = max(energy.LEAST_TILE, energy.BLOCK_BYTES["cpu"] // (4 * copies * states))
+    width = max(energy.LEAST_TILE, energy.BLOCK_BYTES["cpu"] // (4 * states))
     # And once more the rows whose targets a tile holds: here all of them in the first.
     a_tile = (copies + 1) * 4 * min(width, vocabulary) * states
     # In float32 of each tile, stacked, and then in float64, with as many for the results' sake.
