@@ -430,10 +430,7 @@ class Engine:
                 except Exception as error:  # a model may raise anything on a cache it cannot use
                     problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
                 else:
-                    off = max(
-                        max(_off(f.nll, e.nll), _off(f.raw, e.raw))
-                        for f, e in zip(found, expected, strict=True)
-                    )
+                    off = max(_scores_off(f, e) for f, e in zip(found, expected, strict=True))
                     if off <= tolerance:
                         return
                     problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
@@ -596,8 +593,7 @@ class Engine:
         expected = whole.scores(targets, places, None)
         self.plain_head = head
         found = self._forward(ids).scores(targets, places, None)
-        off = max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
-        if not off <= self._tolerance([expected]):
+        if _scores_off(found, expected) > self._tolerance([expected]):
             self.plain_head = None
 
     def _tolerance(self, expected: Sequence[TokenScores]) -> float:
@@ -763,6 +759,11 @@ def _is_placeholder(logits: torch.Tensor) -> bool:
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Mean absolute difference; NaN counts as infinite."""
     return float((found - expected).abs().mean().nan_to_num(nan=float("inf")))
+
+
+def _scores_off(found: TokenScores, expected: TokenScores) -> float:
+    """The larger of the mean absolute differences of NLL and raw energy."""
+    return max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
 
 
 def _parameter_dtype(model: Any) -> torch.dtype:
