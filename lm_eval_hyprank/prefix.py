@@ -122,7 +122,7 @@ class Batching:
     max_sequences: int | None
     max_tokens: int
     min_saving: int
-    pass_tokens: int = 16
+    pass_tokens: int = 48
     max_logits: int = sys.maxsize
 
     @classmethod
@@ -132,7 +132,8 @@ class Batching:
         row_bytes = config.vocab_size * _parameter_dtype(model).itemsize
         if device.type == "cpu":
             # Measured on 2 cores: 512 tokens keep the matrix products busy, more only pads
-            # more; a quarter of a GiB of logits is where a larger block stops paying.
+            # more; a pass costs as much as 48 tokens beside its own; a quarter of a GiB of logits
+            # is where a larger block stops paying.
             return cls(max_sequences, 512, 256, max_logits=max(64, 2**28 // row_bytes))
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
         # Logits and their float32 copies take about three rows a token; leave half for the rest.
