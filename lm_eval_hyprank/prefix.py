@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lm_eval_hyprank.energy import TokenScores, head_token_scores, token_scores
+from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
+from lm_eval_hyprank.predictions import Predictions, Predictor, difference, parameter_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -25,18 +24,7 @@ POOL_ROWS = 256
 """Rows of many prefixes that are batched whole before their results are handed out."""
 
 CHECK_TOKENS = 16
-"""Tokens of the longest continuation in the self-check, and the least of its prefix.
-
-And those of the one short pass that looks at the output head, or at its soft-capping.
-"""
-
-CHECK_TOLERANCE = 1e-4
-"""Nats by which a check lets a continuation's mean score differ from that of a plain pass.
-
-Or, where the model's dtype is coarser than that, one unit in the last place of its largest
-logit: the difference between two right implementations.
-"""
-
+"""Tokens of the longest continuation in the self-check, and the least of its prefix."""
 
 UNPROVEN_DEVICES = ("mps",)
 """Types of devices on which models have been seen to give quite other scores than on a CPU."""
@@ -45,63 +33,11 @@ DEVICE_TOLERANCE = 0.01
 """Share of its sum of log-likelihoods by which such a device may differ from the CPU."""
 
 
-SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""What configurations call the bound of the logits in ``cap * tanh(z / cap)``."""
-
-
 class Row(NamedTuple):
     """One sequence to feed: ``prefix + continuation``, of which the continuation is scored."""
 
     prefix: Sequence[int]
     continuation: Sequence[int]
-
-
-@dataclass(frozen=True)
-class _Predictions:
-    """What a forward pass says of the token after each position.
-
-    Attributes:
-        values: ``[batch, positions, vocabulary]`` logits as the model returned them; or, with
-            ``head``, ``[batch, positions, width]`` hidden states, from which it makes the logits.
-        uncapped: The logits before soft-capping, if they are others.
-        head: The model's output head where it was left out of the pass.
-    """
-
-    values: torch.Tensor
-    uncapped: torch.Tensor | None = None
-    head: torch.nn.Linear | None = None
-
-    @property
-    def positions(self) -> int:
-        return self.values.shape[1]
-
-    def last(self, count: int) -> _Predictions:
-        """Those of the last positions."""
-        uncapped = None if self.uncapped is None else self.uncapped[:, -count:]
-        return _Predictions(self.values[:, -count:], uncapped, self.head)
-
-    def scores(self, targets: list[int], places: list[int], extras: Extras | None) -> TokenScores:
-        """Scores each target by the prediction at its place among all ``batch * positions``.
-
-        Raises:
-            IndexError: The model has no logit for a target.
-        """
-        values = self.values.flatten(0, 1)
-        vocabulary = values.shape[1] if self.head is None else len(self.head.weight)
-        if max(targets) >= vocabulary:
-            raise IndexError(
-                f"token {max(targets)} of a continuation has no logit: the model's head has "
-                f"{vocabulary} rows. Is this the model's own tokenizer?"
-            )
-        tokens = torch.tensor(targets, device=values.device)
-        rows = torch.tensor(places, device=values.device)
-        if self.head is not None:
-            # Not all positions are scored, and some for many targets.
-            places_used, rows = torch.unique(rows, return_inverse=True)
-            weight, bias = self.head.weight, self.head.bias
-            return head_token_scores(values[places_used], tokens, rows, weight, bias, extras=extras)
-        uncapped = None if self.uncapped is None else self.uncapped.flatten(0, 1)
-        return token_scores(values, tokens, rows, extras=extras, uncapped=uncapped)
 
 
 @dataclass
@@ -129,7 +65,7 @@ class Batching:
     def for_model(cls, model: Any, device: torch.device, max_sequences: int | None) -> Batching:
         """Chooses limits by the device and the size of a row of logits."""
         config = model.config.get_text_config()
-        row_bytes = config.vocab_size * _parameter_dtype(model).itemsize
+        row_bytes = config.vocab_size * parameter_dtype(model).itemsize
         if device.type == "cpu":
             # Measured on 2 cores: 512 tokens keep the matrix products busy, more only pads
             # more; a pass costs as much as 48 tokens beside its own; a quarter of a GiB of logits
@@ -238,10 +174,7 @@ class Engine:
 
     Attributes:
         reuse: How a prefix is reused; None where it is not, or before :meth:`check`.
-        plain_head: The model's output head, if its outputs are the model's logits and nothing is
-            done to them: passes leave it out, and logits are made from its inputs in tiles of the
-            vocabulary. None where it is none, or before :meth:`check`.
-        precap: Where the logits before soft-capping are; None as long as nobody asked.
+        predictor: Calls the model, its output head left out where :meth:`check` found that it may.
     """
 
     def __init__(
@@ -254,17 +187,12 @@ class Engine:
         self.model = model
         self.device = device
         self.batching = batching
-        self.autocast = autocast
-        # A PEFT wrapper takes *args and **kwargs; what it passes on is what its base accepts.
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.accepts = frozenset(inspect.signature(base.forward).parameters)
+        self.predictor = Predictor(model, device, autocast)
         self.rope_switch = _rope_switch(model)
         self.reuse: _Strategy | None = None
         self.untried: list[_Strategy] = [_SharedPrefix, _CopiedPrefix]
         self.checked_tokens = 0
         self.device_difference: float | None = None
-        self.precap: Literal["raw", "head", "unknown"] | None = None
-        self.plain_head: torch.nn.Linear | None = None
 
     def score(
         self, rows: Sequence[Row], extras: Extras | None = None
@@ -282,8 +210,8 @@ class Engine:
             Finished rows, each as its index in ``rows`` and the scores of its continuation's
             tokens, on the CPU.
         """
-        if extras and extras.precap and self.precap is None and rows:
-            self.precap = self._find_precap(rows[0])
+        if extras and extras.precap and self.predictor.precap is None and rows:
+            self.predictor.find_precap([*rows[0].prefix, *rows[0].continuation])
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)
@@ -314,7 +242,7 @@ class Engine:
     def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
         """Scores rows in forward passes without a cache, which is right for every causal model.
 
-        As long as `plain_head` is None they are plain ones throughout: the reference.
+        With a predictor that has no plain head they are plain ones throughout: the reference.
         """
         sequences: dict[tuple[int, ...], list[int]] = {}
         for index, (prefix, continuation) in enumerate(rows):
@@ -347,7 +275,7 @@ class Engine:
         """Scores continuations of one prefix, which is computed once and its cache reused."""
         assert self.reuse is not None
         ids = self._padded([prefix])
-        outputs, found = self._call(ids, extras, use_cache=True, logits_to_keep=1)
+        outputs, found = self.predictor(ids, extras, use_cache=True, logits_to_keep=1)
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
         # The prefix's last position predicts every continuation's first token.
         firsts = [continuation[0] for continuation in continuations]
@@ -395,7 +323,7 @@ class Engine:
         if len(tokens) <= self.checked_tokens or not self.untried:
             return
         if not self.checked_tokens:
-            self._find_plain_head(row)
+            self.predictor.find_plain_head(tokens)
         self.checked_tokens = len(tokens)
         if len(tokens) < 2 * CHECK_TOKENS:
             tokens = (tokens * CHECK_TOKENS)[: 2 * CHECK_TOKENS]
@@ -415,9 +343,9 @@ class Engine:
             if not all(scores.nll.isfinite().all() for scores in expected):
                 self.reuse = None  # a model of NaN agrees with nothing: take the reference
                 return
-            tolerance = self._tolerance(expected)
+            tolerance = self.predictor.tolerance(expected)
             # Both follow the same prefix, so their first tokens have the same logits.
-            if _off(expected[0].logz[:1], expected[1].logz[:1]) > tolerance:
+            if float((expected[0].logz[0] - expected[1].logz[0]).abs()) > tolerance:
                 raise TypeError(
                     f"what {type(self.model).__name__} predicts after a text depends on what "
                     "follows the text (attention in both directions, or padding that is seen), so "
@@ -431,7 +359,7 @@ class Engine:
                 except Exception as error:  # a model may raise anything on a cache it cannot use
                     problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
                 else:
-                    off = max(_scores_off(f, e) for f, e in zip(found, expected, strict=True))
+                    off = max(difference(f, e) for f, e in zip(found, expected, strict=True))
                     if off <= tolerance:
                         return
                     problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
@@ -453,7 +381,8 @@ class Engine:
             The relative difference of the sums of log-likelihoods.
         """
         cpu = torch.device("cpu")
-        reference = Engine(copy.deepcopy(self.model).to(cpu), cpu, self.batching, self.autocast)
+        model = copy.deepcopy(self.model).to(cpu)
+        reference = Engine(model, cpu, self.batching, self.predictor.autocast)
         (here,), (there,) = self.score_whole([row]), reference.score_whole([row])
         difference = abs(float(here.nll.sum() / there.nll.sum()) - 1)
         if not difference <= DEVICE_TOLERANCE:  # NaN is far apart too
@@ -472,12 +401,6 @@ class Engine:
         longest = max(map(len, continuations))
         return len(prefix) <= self.rope_switch < len(prefix) + max(2, longest - 1)
 
-    def _dtype(self) -> torch.dtype:
-        with self.autocast():
-            if torch.is_autocast_enabled(self.device.type):
-                return torch.get_autocast_dtype(self.device.type)
-        return _parameter_dtype(self.model)
-
     def _in_batches(
         self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
     ) -> None:
@@ -486,7 +409,7 @@ class Engine:
         sizes = self._plan(pending)
         while pending:
             count = sizes.pop(0)
-            head = self.plain_head
+            head = self.predictor.plain_head
             try:
                 run(pending[:count])
             except Exception as error:
@@ -494,7 +417,7 @@ class Engine:
                     raise
             else:
                 pending = pending[count:]
-                if self.plain_head is not head:
+                if self.predictor.plain_head is not head:
                     sizes = self._plan(pending)  # from now on logits are held
                 continue
             # Out here the error is gone, and with it its hold on the tensors of the failed pass.
@@ -507,7 +430,7 @@ class Engine:
 
     def _plan(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         batching = self.batching
-        if self.plain_head is not None:
+        if self.predictor.plain_head is not None:
             batching = replace(batching, max_logits=sys.maxsize)  # none are held
         return batching.plan([len(sequence) for sequence in sequences])
 
@@ -517,137 +440,6 @@ class Engine:
         ids = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
-    def _call(
-        self,
-        ids: torch.Tensor,
-        extras: Extras | None = None,
-        cached: _SharedPrefix | _CopiedPrefix | None = None,
-        **options: Any,
-    ) -> tuple[Any, _Predictions]:
-        """The model's outputs on ids, or on ids after a cached prefix, and what they predict."""
-        accepted = dict(options)
-        if cached is not None:
-            name = "cache" if "cache" in self.accepts else "past_key_values"
-            accepted[name] = cached.expanded(len(ids))
-        accepted = {name: value for name, value in accepted.items() if name in self.accepts}
-        precap = self.precap if extras and extras.precap else "raw"
-        if self.plain_head is not None and precap == "raw":
-            with torch.no_grad(), self.autocast(), _left_out(self.plain_head) as inputs:
-                try:
-                    outputs = self.model(input_ids=ids, **accepted)
-                except Exception as error:  # it may need the logits, and raise anything without
-                    if should_reduce_batch_size(error):
-                        raise
-                    outputs = None
-            if outputs is not None and len(inputs) == 1 and _is_placeholder(outputs.logits):
-                return outputs, _Predictions(inputs[0], head=self.plain_head)
-            # Replaced meanwhile, called in parts, or something is done to the logits after all.
-            logger.info("the output head cannot be left out: slower, and just as right")
-            self.plain_head = None
-            if self.precap is not None:
-                self.precap = "unknown"
-            return self._call(ids, extras, cached, **options)
-        with (
-            torch.no_grad(),
-            self.autocast(),
-            _head_outputs(self.model if precap == "head" else None) as heads,
-        ):
-            outputs = self.model(input_ids=ids, **accepted)
-        uncapped = None
-        if precap == "head":
-            # A model split over devices hands its logits out on another one.
-            uncapped = heads[0].to(outputs.logits.device)
-        elif precap == "unknown":
-            uncapped = outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
-        return outputs, _Predictions(outputs.logits, uncapped)
-
-    def _find_plain_head(self, row: Row) -> None:
-        """Finds out whether the model's logits are just what its output head makes.
-
-        Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
-        which is faster and holds less. A head that is quantised, adapted or hooked into (split
-        over devices), or whose outputs the model scales, caps or masks, stays in; so does every
-        head in mixed precision, or behind virtual tokens that have logits of their own.
-        """
-        try:
-            head = self.model.get_output_embeddings()
-        except (AttributeError, NotImplementedError):
-            return
-        if type(head) is not torch.nn.Linear or "forward" in vars(head):
-            return
-        # Quantised and distributed weights are tensors of another kind.
-        if type(head.weight) is not torch.nn.Parameter:
-            return
-        if head._forward_hooks or head._forward_pre_hooks:
-            return
-        with self.autocast():
-            if torch.is_autocast_enabled(self.device.type):
-                return
-        tokens = [*row.prefix, *row.continuation][:CHECK_TOKENS]
-        ids, places = self._padded([tokens]), list(range(len(tokens)))
-        targets = [token % len(head.weight) for token in tokens]  # any will do
-        with _head_outputs(self.model) as outputs:
-            whole = self._forward(ids)
-        # The very same numbers: capping would change some, though little where logits are small.
-        if len(outputs) != 1 or not torch.equal(outputs[0].to(whole.values), whole.values):
-            return
-        expected = whole.scores(targets, places, None)
-        self.plain_head = head
-        found = self._forward(ids).scores(targets, places, None)
-        if _scores_off(found, expected) > self._tolerance([expected]):
-            self.plain_head = None
-
-    def _tolerance(self, expected: Sequence[TokenScores]) -> float:
-        """By how much two right ways of scoring may differ, see `CHECK_TOLERANCE`."""
-        scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
-        return max(CHECK_TOLERANCE, torch.finfo(self._dtype()).eps * scale)
-
-    def _find_precap(self, row: Row) -> Literal["raw", "head", "unknown"]:
-        """Finds out where this model's logits before soft-capping are.
-
-        Returns:
-            "raw" where it does not cap, so that they are its logits (which may be the head's
-            output times a constant, as in Cohere and Granite); "head" where its configuration
-            names a cap, and the output of its head, capped so, gives its logits; "unknown",
-            with a warning, where neither holds.
-        """
-        config = self.model.config.get_text_config()
-        cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
-        if self.plain_head is None:
-            found = self._try_cap(row, cap)
-        else:  # nothing is done to what the head returns
-            found = "raw" if cap is None else "unknown"
-        if found == "unknown":
-            logger.warning(
-                "%s: its logits are not what its configuration (%s) makes of its head's output, so "
-                "the logits before soft-capping are not known and have no score",
-                type(self.model).__name__,
-                "no soft-capping" if cap is None else f"soft-capping at {cap}",
-            )
-        return found
-
-    def _try_cap(self, row: Row, cap: float | None) -> Literal["raw", "head", "unknown"]:
-        """As `_find_precap`, by one short pass."""
-        with _head_outputs(self.model) as heads:
-            ids = self._padded([[*row.prefix, *row.continuation][:CHECK_TOKENS]])
-            outputs, _ = self._call(ids, use_cache=False)
-        logits = outputs.logits.float()  # not every device has float64
-        finite = logits.isfinite()  # some models mask rows of the vocabulary that are no token
-        if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
-            head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
-            logits = logits[finite]
-            if cap is None:
-                expected = head * ((head * logits).sum() / (head * head).sum())
-            else:
-                expected = cap * torch.tanh(head / cap)
-            # A handful of roundings in the model's own dtype.
-            tolerance = 4 * torch.finfo(self._dtype()).eps * float(logits.abs().max())
-            if float((logits - expected).abs().max()) <= tolerance:
-                return "raw" if cap is None else "head"
-        elif cap is None and not heads:
-            return "raw"
-        return "unknown"
-
     def _forward(
         self,
         ids: torch.Tensor,
@@ -656,7 +448,7 @@ class Engine:
         start: int = 0,
         keep: int = 0,
         extras: Extras | None = None,
-    ) -> _Predictions:
+    ) -> Predictions:
         """Predictions at the kept positions of ids that begin at ``start``."""
         batch, width = ids.shape
         options: dict[str, Any] = {"use_cache": False}
@@ -670,11 +462,12 @@ class Engine:
         elif keep:
             options["logits_to_keep"] = keep
         # Virtual-token adapters return logits for their own tokens in front.
-        return self._call(ids, extras, cached, **options)[1].last(width)
+        cache = (lambda: cached.expanded(batch)) if cached is not None else None
+        return self.predictor(ids, extras, cache, **options)[1].last(width)
 
     def _pick(
         self,
-        found: _Predictions,
+        found: Predictions,
         wanted: Sequence[tuple[int, int, int]],
         rows: Sequence[Row],
         scores: dict[int, TokenScores],
@@ -703,74 +496,6 @@ class Engine:
             end = start + len(rows[index].continuation)
             scores[index] = batch_scores[start:end]
             start = end
-
-
-@contextmanager
-def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collects what the model's output head returns; nothing from a model of None."""
-    found: list[torch.Tensor] = []
-    head = model.get_output_embeddings() if model is not None else None
-    if head is None:
-        yield found
-        return
-    # A copy: some models (xLSTM) cap in place.
-    handle = head.register_forward_hook(lambda *call: found.append(call[-1].clone()))
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
-_PLACEHOLDER = (-8192.0, 1.0, 8192.0)
-"""What stands for the logits of a position: scaled, shifted, capped or cut it would be another.
-
-Every dtype holds these numbers exactly.
-"""
-
-
-@contextmanager
-def _left_out(head: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
-    """Collects what an output head is given; what it returns is a placeholder, at no cost.
-
-    Meanwhile the model is not to be used by another thread. A head whose ``forward`` is
-    somebody else's already is left as it is.
-    """
-    found: list[torch.Tensor] = []
-    if "forward" in vars(head):
-        yield found
-        return
-
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
-        found.append(hidden)
-        return hidden.new_tensor(_PLACEHOLDER).repeat(*hidden.shape[:-1], 1)
-
-    head.forward = forward  # type: ignore[method-assign, assignment]
-    try:
-        yield found
-    finally:
-        del head.forward
-
-
-def _is_placeholder(logits: torch.Tensor) -> bool:
-    """Whether nothing was done to the placeholders of all positions."""
-    expected = logits.new_tensor(_PLACEHOLDER)
-    return logits.shape[-1] == len(expected) and bool((logits == expected).all())
-
-
-def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Mean absolute difference; NaN counts as infinite."""
-    return float((found - expected).abs().mean().nan_to_num(nan=float("inf")))
-
-
-def _scores_off(found: TokenScores, expected: TokenScores) -> float:
-    """The larger of the mean absolute differences of NLL and raw energy."""
-    return max(_off(found.nll, expected.nll), _off(found.raw, expected.raw))
-
-
-def _parameter_dtype(model: Any) -> torch.dtype:
-    """The coarsest dtype of the weights that is one to compute in (8-bit ones are not)."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def _rope_switch(model: Any) -> int:

@@ -22,13 +22,11 @@ from peft import (
     get_peft_model,
 )
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, cache_utils
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm_eval_hyprank import energy
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import (
-    CHECK_TOKENS,
     UNPROVEN_DEVICES,
     Batching,
     Engine,
@@ -153,7 +151,7 @@ def test_any_group_equals_plain_passes(
 ):
     engine = engine_of(llama(), max_sequences, max_tokens, min_saving)
     engine.reuse = reuse
-    engine.plain_head = llama().lm_head if tiled else None
+    engine.predictor.plain_head = llama().lm_head if tiled else None
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch, tile)
         parts = list(engine.score(rows))
@@ -165,7 +163,7 @@ def test_any_group_equals_plain_passes(
         expected = plain(rows[index])
         assert off(scores, expected) <= TOLERANCE
         assert torch.equal(scores.greedy, expected.greedy)
-    assert (engine.plain_head is not None) is tiled
+    assert (engine.predictor.plain_head is not None) is tiled
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -180,13 +178,13 @@ def test_the_order_of_rows_changes_no_digit(reuse, tiled, monkeypatch):
     ]
     engine = engine_of(llama(), max_sequences=4)
     engine.reuse = reuse
-    engine.plain_head = llama().lm_head if tiled else None
+    engine.predictor.plain_head = llama().lm_head if tiled else None
     first = scored(engine, rows)
     assert identical(scored(engine, rows), first)
     order = random.Random(0).sample(range(len(rows)), len(rows))
     again = scored(engine, [rows[index] for index in order])
     assert identical(again, [first[index] for index in order])
-    assert (engine.plain_head is not None) is tiled
+    assert (engine.predictor.plain_head is not None) is tiled
 
 
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])
@@ -212,7 +210,7 @@ def test_extras_come_with_every_way_of_scoring(reuse, tiled, monkeypatch):
     rows = [Row(tokens(30), tokens(count, count)) for count in (9, 5, 5, 1)]
     engine = engine_of(llama(), max_sequences=2)
     engine.reuse = reuse
-    engine.plain_head = llama().lm_head if tiled else None
+    engine.predictor.plain_head = llama().lm_head if tiled else None
     found = dict(pair for part in engine.score(rows, extras) for pair in part)
     for index, row in enumerate(rows):
         ids = torch.tensor([[*row.prefix, *row.continuation]])
@@ -510,254 +508,6 @@ def test_the_check_leaves_the_batching_as_it_was():
     assert engine.batching == Batching(16, 333, 44)
 
 
-@pytest.fixture
-def heads_run(monkeypatch) -> list[torch.nn.Linear]:
-    """Plain linear layers that ran, as often as they did."""
-    ran: list[torch.nn.Linear] = []
-    forward = torch.nn.Linear.forward
-    monkeypatch.setattr(
-        torch.nn.Linear,
-        "forward",
-        lambda self, hidden: (ran.append(self), forward(self, hidden))[1],
-    )
-    return ran
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "tiled"),
-    [
-        ("llama", {}, True),
-        ("llama", {"tie_word_embeddings": True}, True),
-        ("gpt2", {}, True),
-        ("phi", {}, True),  # whose head has a bias
-        ("gemma3_text", {}, True),
-        ("qwen3_next", {}, True),
-        ("mamba", {}, True),  # whose prefix cannot be reused
-        ("gemma2", {"final_logit_softcapping": 30.0}, False),
-        ("cohere", {"logit_scale": 0.5}, False),
-        ("granite", {"logits_scaling": 4.0}, False),
-        ("falcon_h1", {"lm_head_multiplier": 0.5}, False),
-    ],
-)
-def test_only_a_plain_head_is_left_out(family, changes, tiled, heads_run):
-    model = families.build(family, **changes)
-    head = model.get_output_embeddings()
-    engine = checked(model)
-    assert engine.plain_head is (head if tiled else None)
-    rows = [Row(tokens(20), tokens(count, count)) for count in (12, 5, 1)]
-    expected = [tiny.plain_scores(model, row) for row in rows]
-    heads_run.clear()
-    found = scored(engine, rows)
-    assert (head not in heads_run) is tiled
-    for scores, plain_scores in zip(found, expected, strict=True):
-        assert off(scores, plain_scores) <= 1e-4
-        assert torch.equal(scores.greedy, plain_scores.greedy)
-    assert "forward" not in vars(head), "the head is whole again"
-
-
-def hooked(model: Any) -> None:
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
-
-
-def hooked_in_front(model: Any) -> None:
-    model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
-
-
-def overridden(model: Any) -> None:
-    forward = model.lm_head.forward
-    model.lm_head.forward = lambda hidden: forward(hidden) + hidden.sum(-1, keepdim=True)
-
-
-class Packed(torch.Tensor):
-    """Weights of another kind, as quantisers and tensor parallelism have them."""
-
-
-def packed(model: Any) -> None:
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
-
-
-def on_logits(change: Any, *, beyond: int = 0) -> Any:
-    """Makes a model do something to its logits if it is fed more tokens than a number."""
-
-    def apply(model: Any) -> None:
-        forward = model.forward
-
-        @functools.wraps(forward)
-        def changing(*ids: Any, **options: Any) -> Any:
-            outputs = forward(*ids, **options)
-            if (ids[0] if ids else options["input_ids"]).shape[1] > beyond:
-                outputs.logits = change(outputs.logits)
-            return outputs
-
-        model.forward = changing
-
-    return apply
-
-
-def masked(logits: torch.Tensor) -> torch.Tensor:
-    """As models do that have fewer tokens than rows in their head."""
-    logits[..., 5] = -1e4
-    return logits
-
-
-def picky(logits: torch.Tensor) -> torch.Tensor:
-    assert logits.shape[-1] == VOCABULARY
-    return logits
-
-
-def in_parts_if_long(model: Any, most: int = CHECK_TOKENS) -> None:
-    """A head that is called twice, each time for some positions."""
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def twice(input_ids: torch.Tensor, **options: Any) -> Any:
-        options.pop("logits_to_keep", None)
-        hidden = model.model(input_ids=input_ids, **options)
-        states = hidden.last_hidden_state
-        cut = states.shape[1] if states.shape[1] <= most else most
-        parts = [part for part in (states[:, :cut], states[:, cut:]) if part.shape[1]]
-        logits = torch.cat([model.lm_head(part) for part in parts], dim=1)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=hidden.past_key_values)
-
-    model.forward = twice
-
-
-@pytest.mark.parametrize(
-    ("change", "found_at_once"),
-    [
-        (hooked, True),
-        (hooked_in_front, True),
-        (overridden, True),
-        (packed, True),
-        (on_logits(masked), True),
-        (on_logits(picky), True),
-        (on_logits(lambda logits: logits / 2), True),
-        (on_logits(lambda logits: logits.mul_(2)), True),
-        (on_logits(lambda logits: 30 * torch.tanh(logits / 30)), True),
-        (on_logits(lambda logits: logits / 2, beyond=CHECK_TOKENS), False),
-        (on_logits(lambda logits: logits.mul_(2), beyond=CHECK_TOKENS), False),
-        (on_logits(lambda logits: logits.clamp(max=0.5), beyond=CHECK_TOKENS), False),
-        (on_logits(lambda logits: logits + 1, beyond=CHECK_TOKENS), False),
-        (on_logits(masked, beyond=CHECK_TOKENS), False),
-        (on_logits(picky, beyond=CHECK_TOKENS), False),
-        (in_parts_if_long, False),
-    ],
-)
-def test_a_head_that_is_not_all_stays_in(change, found_at_once):
-    """Found out with the first tokens, or on the first pass where it shows."""
-    model = tiny.llama(VOCABULARY)
-    change(model)
-    rows = GROUP[:6]  # of one prefix, longer than those first tokens
-    expected = [tiny.plain_scores(model, row) for row in rows]
-    own = vars(model.lm_head).get("forward")
-    engine = engine_of(model)
-    engine._find_plain_head(rows[0])
-    assert (engine.plain_head is None) is found_at_once
-    for scores, right in zip(scored(engine, rows), expected, strict=True):
-        assert off(scores, right) <= 10 * TOLERANCE
-    assert engine.plain_head is None
-    assert vars(model.lm_head).get("forward") is own
-
-
-@pytest.mark.parametrize("reuse", [_SharedPrefix, _CopiedPrefix])
-def test_a_pass_on_a_prefix_is_made_again_with_the_head(reuse):
-    """On the same prefix, whose cache the pass without the head may have used up."""
-    model = tiny.llama(VOCABULARY)
-    in_parts_if_long(model, 6)
-    engine = engine_of(model)
-    engine.reuse = reuse
-    engine.plain_head = model.lm_head
-    prefix, continuations = tokens(5), [tokens(count, count) for count in (12, 9, 2)]
-    for scores, tail in zip(
-        engine.score_on_prefix(prefix, continuations), continuations, strict=True
-    ):
-        assert off(scores, plain(Row(prefix, tail))) <= 10 * TOLERANCE
-    assert engine.plain_head is None
-
-
-@pytest.mark.parametrize("later", ["replaced", "hooked", "overridden"])
-def test_a_head_that_changes_later_is_noticed(later):
-    model = tiny.llama(VOCABULARY)
-    engine = checked(model)
-    assert engine.plain_head is not None
-    if later == "replaced":
-        model.lm_head = copy.deepcopy(model.lm_head)
-        model.lm_head.weight.data *= 2
-    else:
-        {"hooked": hooked, "overridden": overridden}[later](model)
-    own = vars(model.lm_head).get("forward")
-    for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
-        assert off(scores, tiny.plain_scores(model, row)) <= 10 * TOLERANCE
-    assert engine.plain_head is None
-    assert vars(model.lm_head).get("forward") is own
-
-
-def test_what_is_before_the_cap_is_not_known_of_a_head_that_changes():
-    model = tiny.llama(VOCABULARY)
-    engine = checked(model)
-    extras = Extras(precap=True)
-    assert list(engine.score(GROUP, extras))
-    assert engine.precap == "raw"
-    on_logits(lambda logits: 3 * torch.tanh(logits / 3))(model)
-    for part in engine.score(GROUP, extras):
-        for index, scores in part:
-            assert scores.extra["precap"].isnan().all()
-            assert off(scores, tiny.plain_scores(model, GROUP[index])) <= 10 * TOLERANCE
-
-
-def test_a_head_that_falls_back_limits_the_batches_that_follow():
-    model = tiny.llama(VOCABULARY)
-    shapes = record(model)
-    on_logits(lambda logits: logits / 2)(model)
-    engine = engine_of(model, max_sequences=None)
-    engine.batching.max_logits = 60
-    engine.plain_head = model.lm_head
-    scored(engine, [Row(tokens(20, seed), tokens(11, seed)) for seed in range(20)])
-    assert shapes[0][0] > 2
-    assert max(size for size, _ in shapes[2:]) == 2
-
-
-def test_a_model_without_a_say_on_its_head():
-    model = tiny.llama(VOCABULARY)
-    model.get_output_embeddings = lambda: (_ for _ in ()).throw(NotImplementedError())
-    engine = checked(model)
-    assert engine.plain_head is None
-    assert off(scored(engine, GROUP)[0], plain(GROUP[0])) <= TOLERANCE
-
-
-@pytest.mark.parametrize("tiled", [False, True])
-def test_a_token_that_the_head_does_not_know_is_an_error(tiled):
-    """The last token is never fed, so no embedding complains."""
-    engine = engine_of(llama())
-    engine.plain_head = llama().lm_head if tiled else None
-    with pytest.raises(IndexError, match=rf"token {VOCABULARY} .* has {VOCABULARY} rows"):
-        scored(engine, [Row(tokens(30), (5, VOCABULARY))])
-
-
-def test_a_plain_head_is_left_out_for_extras_too(heads_run):
-    model = tiny.llama(VOCABULARY)
-    engine = checked(model)
-    rows = list(GROUP)
-    sums = scored(engine, rows)
-    heads_run.clear()
-    extras = Extras(precap=True, moments=True, temperatures=frozenset({0.5}))
-    found = dict(pair for part in engine.score(rows, extras) for pair in part)
-    assert model.lm_head not in heads_run
-    for index, expected in enumerate(sums):
-        assert off(found[index], expected) <= TOLERANCE
-        assert torch.equal(found[index].extra["precap"], found[index].raw)
-
-
-def test_a_failed_pass_leaves_the_head_whole():
-    model = tiny.llama(VOCABULARY)
-    engine = checked(model)
-    assert engine.plain_head is not None
-    model.model.norm.forward = lambda hidden: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        scored(engine, GROUP)
-    assert "forward" not in vars(model.lm_head)
-
-
 class ElsewhereOff(LlamaForCausalLM):
     """A model that is right on the CPU only, as far as it knows where it is."""
 
@@ -849,15 +599,15 @@ def test_mixed_precision_is_checked_at_its_own_precision():
     )
     engine.check(Row(tokens(60), tokens(20, 1)))
     assert engine.reuse is _SharedPrefix
-    assert engine._dtype() is torch.bfloat16
+    assert engine.predictor.dtype is torch.bfloat16
 
 
 def test_the_coarsest_weights_set_the_precision():
     """Some models keep a part of themselves in float32, adapters often all of theirs."""
     model = tiny.llama(VOCABULARY).to(torch.bfloat16)
     model.model.embed_tokens.float()
-    assert engine_of(model)._dtype() is torch.bfloat16
-    assert engine_of(tiny.llama(VOCABULARY))._dtype() is torch.float32
+    assert engine_of(model).predictor.dtype is torch.bfloat16
+    assert engine_of(tiny.llama(VOCABULARY)).predictor.dtype is torch.float32
 
 
 # Rotary frequencies that change with the length (longrope)
@@ -945,7 +695,7 @@ def test_virtual_tokens_stand_in_front_once(config):
         assert off(scores, plain(row)) > 0.01, "the adapter matters"
     if not isinstance(config, PrefixTuningConfig):
         assert engine.reuse is None
-        assert engine.plain_head is None, "virtual tokens have logits too"
+        assert engine.predictor.plain_head is None, "virtual tokens have logits too"
     for part in engine.score(GROUP, Extras(precap=True)):
         for _, scores in part:
             assert torch.equal(scores.extra["precap"], scores.raw)
@@ -962,7 +712,7 @@ def test_lora_reuses_the_prefix(modules, tied):
     adapter = adapted(tiny.llama(VOCABULARY, tie_word_embeddings=tied), config)
     engine = checked(adapter)
     assert engine.reuse is _SharedPrefix
-    assert (engine.plain_head is None) is ("lm_head" in modules)
+    assert (engine.predictor.plain_head is None) is ("lm_head" in modules)
     for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
         assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
         assert off(scores, tiny.plain_scores(plain, row)) > 0.01, "the adapter matters"
@@ -1065,9 +815,9 @@ def test_bfloat16_ranks_as_float32_does(reuse, score, seed, tiled):
     rows = [Row(tokens(60), tokens(20 + index % 7, index, VOCABULARY)) for index in range(16)]
     engine = engine_of(half)
     engine.reuse = reuse
-    engine.plain_head = half.lm_head if tiled else None
+    engine.predictor.plain_head = half.lm_head if tiled else None
     found = [float(getattr(scores, score).mean()) for scores in scored(engine, rows)]
-    assert (engine.plain_head is not None) is tiled
+    assert (engine.predictor.plain_head is not None) is tiled
     single = copy.deepcopy(half).float()
     exact = [float(getattr(tiny.plain_scores(single, row), score).mean()) for row in rows]
     assert len(set(found)) == len(set(exact)) == 16, "no ties that float32 has not"
@@ -1084,9 +834,9 @@ def test_near_equal_candidates_do_not_tie_in_bfloat16(tiled):
     rows = [Row(tokens(60), (*shared, last)) for last in range(3, 19)]
     engine = engine_of(half)
     engine.reuse = _SharedPrefix
-    engine.plain_head = half.lm_head if tiled else None
+    engine.predictor.plain_head = half.lm_head if tiled else None
     means = {float(scores.nll.mean()) for scores in scored(engine, rows)}
-    assert (engine.plain_head is not None) is tiled
+    assert (engine.predictor.plain_head is not None) is tiled
     with torch.no_grad():
         logits = half(torch.tensor([[*tokens(60), *shared]])).logits[0, -1]
     distinct = len({float(logits[last]) for last in range(3, 19)})

@@ -1,0 +1,334 @@
+"""What a model predicts, its output head left out of the pass where that changes no score."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from lm_eval_hyprank.energy import TokenScores, head_token_scores, token_scores
+from lm_eval_hyprank.extras import Extras
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 16
+"""Tokens of the one short pass that looks at the output head, or at its soft-capping."""
+
+TOLERANCE = 1e-4
+"""Nats by which two right ways of scoring may differ in a continuation's mean score.
+
+Or, where the model's dtype is coarser than that, by one unit in the last place of its largest
+logit.
+"""
+
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What configurations call the bound of the logits in ``cap * tanh(z / cap)``."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a forward pass says of the token after each position.
+
+    Attributes:
+        values: ``[batch, positions, vocabulary]`` logits as the model returned them; or, with
+            ``head``, ``[batch, positions, width]`` hidden states, from which it makes the logits.
+        uncapped: The logits before soft-capping, if they are others.
+        head: The model's output head where it was left out of the pass.
+    """
+
+    values: torch.Tensor
+    uncapped: torch.Tensor | None = None
+    head: torch.nn.Linear | None = None
+
+    @property
+    def positions(self) -> int:
+        """Positions of each sequence that the pass predicts after."""
+        return self.values.shape[1]
+
+    def last(self, count: int) -> Predictions:
+        """Those of the last positions."""
+        uncapped = None if self.uncapped is None else self.uncapped[:, -count:]
+        return Predictions(self.values[:, -count:], uncapped, self.head)
+
+    def scores(
+        self, targets: list[int], places: list[int], extras: Extras | None = None
+    ) -> TokenScores:
+        """Scores each target by the prediction at its place among all ``batch * positions``.
+
+        Raises:
+            IndexError: The model has no logit for a target.
+        """
+        values = self.values.flatten(0, 1)
+        vocabulary = values.shape[1] if self.head is None else len(self.head.weight)
+        if max(targets) >= vocabulary:
+            raise IndexError(
+                f"token {max(targets)} of a continuation has no logit: the model's head has "
+                f"{vocabulary} rows. Is this the model's own tokenizer?"
+            )
+        tokens = torch.tensor(targets, device=values.device)
+        rows = torch.tensor(places, device=values.device)
+        if self.head is not None:
+            # Not all positions are scored, and some for many targets.
+            places_used, rows = torch.unique(rows, return_inverse=True)
+            weight, bias = self.head.weight, self.head.bias
+            return head_token_scores(values[places_used], tokens, rows, weight, bias, extras=extras)
+        uncapped = None if self.uncapped is None else self.uncapped.flatten(0, 1)
+        return token_scores(values, tokens, rows, extras=extras, uncapped=uncapped)
+
+
+class Predictor:
+    """Calls a model, and knows what is done to what its output head returns.
+
+    Args:
+        model: A causal language model of transformers, or a PEFT wrapper of one, in eval mode.
+        device: Where input ids go.
+        autocast: Makes the context in which the model is called (mixed precision).
+
+    Attributes:
+        plain_head: The model's output head, if its outputs are the model's logits and nothing is
+            done to them: passes leave it out, and logits are made from its inputs in tiles of the
+            vocabulary. None where it is none, or before :meth:`find_plain_head`.
+        precap: Where the logits before soft-capping are; None before :meth:`find_precap`.
+    """
+
+    def __init__(
+        self, model: Any, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.autocast = autocast
+        # A PEFT wrapper takes *args and **kwargs; what it passes on is what its base accepts.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._accepts = frozenset(inspect.signature(base.forward).parameters)
+        self.plain_head: torch.nn.Linear | None = None
+        self.precap: Literal["raw", "head", "unknown"] | None = None
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        extras: Extras | None = None,
+        cache: Callable[[], Any] | None = None,
+        **options: Any,
+    ) -> tuple[Any, Predictions]:
+        """Makes one forward pass.
+
+        Args:
+            ids: ``[batch, positions]``, int64.
+            extras: What will be computed beside the sums, of which `precap` matters here.
+            cache: Makes the cache that the ids follow; called again for a pass made again.
+            options: For the model, whose ``forward`` need not know them.
+
+        Returns:
+            The model's outputs, and what they predict.
+        """
+        precap = self.precap if extras and extras.precap else "raw"
+        cache_name = "cache" if "cache" in self._accepts else "past_key_values"
+
+        def run() -> Any:
+            given = options | {cache_name: cache()} if cache else options
+            accepted = {name: value for name, value in given.items() if name in self._accepts}
+            with torch.no_grad(), self.autocast():
+                return self.model(input_ids=ids, **accepted)
+
+        if self.plain_head is not None and precap == "raw":
+            with _left_out(self.plain_head) as inputs:
+                try:
+                    outputs = run()
+                except Exception as error:  # it may need the logits, and raise anything without
+                    if should_reduce_batch_size(error):
+                        raise
+                    outputs = None
+            if outputs is not None and len(inputs) == 1 and _is_placeholder(outputs.logits):
+                return outputs, Predictions(inputs[0], head=self.plain_head)
+            # Replaced meanwhile, called in parts, or something is done to the logits after all.
+            logger.info("the output head cannot be left out: slower, and just as right")
+            self.plain_head = None
+            if self.precap is not None:
+                self.precap = "unknown"
+            return self(ids, extras, cache, **options)
+        with _head_outputs(self.model if precap == "head" else None) as heads:
+            outputs = run()
+        uncapped = None
+        if precap == "head":
+            # A model split over devices hands its logits out on another one.
+            uncapped = heads[0].to(outputs.logits.device)
+        elif precap == "unknown":
+            uncapped = outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
+        return outputs, Predictions(outputs.logits, uncapped)
+
+    def find_plain_head(self, tokens: Sequence[int]) -> None:
+        """Finds out whether the model's logits are just what its output head makes.
+
+        Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
+        which is faster and holds less. A head that is quantised, adapted or hooked into (split
+        over devices), or whose outputs the model scales, caps or masks, stays in; so does every
+        head in mixed precision, or behind virtual tokens that have logits of their own.
+
+        Args:
+            tokens: A text that the model may see; its first tokens are looked at.
+        """
+        try:
+            head = self.model.get_output_embeddings()
+        except (AttributeError, NotImplementedError):
+            return
+        if type(head) is not torch.nn.Linear or "forward" in vars(head):
+            return
+        # Quantised and distributed weights are tensors of another kind.
+        if type(head.weight) is not torch.nn.Parameter:
+            return
+        if head._forward_hooks or head._forward_pre_hooks:
+            return
+        with self.autocast():
+            if torch.is_autocast_enabled(self.device.type):
+                return
+        tokens = tokens[:PROBE_TOKENS]
+        targets = [token % len(head.weight) for token in tokens]  # any will do
+        places = list(range(len(tokens)))
+        with _head_outputs(self.model) as outputs:
+            whole = self._probe(tokens)
+        # The very same numbers: capping would change some, though little where logits are small.
+        if len(outputs) != 1 or not torch.equal(outputs[0].to(whole.values), whole.values):
+            return
+        expected = whole.scores(targets, places)
+        self.plain_head = head
+        found = self._probe(tokens).scores(targets, places)
+        if difference(found, expected) > self.tolerance([expected]):
+            self.plain_head = None
+
+    def find_precap(self, tokens: Sequence[int]) -> None:
+        """Finds out where this model's logits before soft-capping are.
+
+        ``precap`` is then "raw" where it does not cap, so that they are its logits (which may be
+        the head's output times a constant, as in Cohere and Granite); "head" where its
+        configuration names a cap, and the output of its head, capped so, gives its logits;
+        "unknown", with a warning, where neither holds.
+
+        Args:
+            tokens: A text that the model may see; its first tokens are looked at.
+        """
+        config = self.model.config.get_text_config()
+        cap = next((c for name in SOFT_CAPS if (c := getattr(config, name, None))), None)
+        if self.plain_head is None:
+            self.precap = self._try_cap(tokens[:PROBE_TOKENS], cap)
+        else:  # nothing is done to what the head returns
+            self.precap = "raw" if cap is None else "unknown"
+        if self.precap == "unknown":
+            logger.warning(
+                "%s: its logits are not what its configuration (%s) makes of its head's output, so "
+                "the logits before soft-capping are not known and have no score",
+                type(self.model).__name__,
+                "no soft-capping" if cap is None else f"soft-capping at {cap}",
+            )
+
+    def tolerance(self, expected: Sequence[TokenScores]) -> float:
+        """By how much two right ways of scoring may differ, see `TOLERANCE`."""
+        scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
+        return max(TOLERANCE, torch.finfo(self.dtype).eps * scale)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        with self.autocast():
+            if torch.is_autocast_enabled(self.device.type):
+                return torch.get_autocast_dtype(self.device.type)
+        return parameter_dtype(self.model)
+
+    def _probe(self, tokens: Sequence[int]) -> Predictions:
+        """What a pass over a few tokens predicts after each of them."""
+        ids = torch.tensor([[*tokens]], device=self.device)
+        # Virtual-token adapters return logits for their own tokens in front.
+        return self(ids, use_cache=False)[1].last(len(tokens))
+
+    def _try_cap(
+        self, tokens: Sequence[int], cap: float | None
+    ) -> Literal["raw", "head", "unknown"]:
+        """What `find_precap` finds, by one short pass."""
+        with _head_outputs(self.model) as heads:
+            outputs, _ = self(torch.tensor([[*tokens]], device=self.device), use_cache=False)
+        logits = outputs.logits.float()  # not every device has float64
+        finite = logits.isfinite()  # some models mask rows of the vocabulary that are no token
+        if len(heads) == 1 and heads[0].shape[:-1] == logits.shape[:-1] and finite.any():
+            head = heads[0][..., : logits.shape[-1]].to(logits.device).float()[finite]
+            logits = logits[finite]
+            if cap is None:
+                expected = head * ((head * logits).sum() / (head * head).sum())
+            else:
+                expected = cap * torch.tanh(head / cap)
+            # A handful of roundings in the model's own dtype.
+            tolerance = 4 * torch.finfo(self.dtype).eps * float(logits.abs().max())
+            if float((logits - expected).abs().max()) <= tolerance:
+                return "raw" if cap is None else "head"
+        elif cap is None and not heads:
+            return "raw"
+        return "unknown"
+
+
+def difference(found: TokenScores, expected: TokenScores) -> float:
+    """The larger of the mean absolute differences of NLL and raw energy; NaN is infinite."""
+    pairs = [(found.nll, expected.nll), (found.raw, expected.raw)]
+    return max(float((a - b).abs().mean().nan_to_num(nan=math.inf)) for a, b in pairs)
+
+
+def parameter_dtype(model: Any) -> torch.dtype:
+    """The coarsest dtype of the weights that is one to compute in (8-bit ones are not)."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+@contextmanager
+def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collects what the model's output head returns; nothing from a model of None."""
+    found: list[torch.Tensor] = []
+    head = model.get_output_embeddings() if model is not None else None
+    if head is None:
+        yield found
+        return
+    # A copy: some models (xLSTM) cap in place.
+    handle = head.register_forward_hook(lambda *call: found.append(call[-1].clone()))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+_PLACEHOLDER = (-8192.0, 1.0, 8192.0)
+"""What stands for the logits of a position: scaled, shifted, capped or cut it would be another.
+
+Every dtype holds these numbers exactly.
+"""
+
+
+@contextmanager
+def _left_out(head: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
+    """Collects what an output head is given; what it returns is a placeholder, at no cost.
+
+    Meanwhile the model is not to be used by another thread. A head whose ``forward`` is
+    somebody else's already is left as it is.
+    """
+    found: list[torch.Tensor] = []
+    if "forward" in vars(head):
+        yield found
+        return
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        found.append(hidden)
+        return hidden.new_tensor(_PLACEHOLDER).repeat(*hidden.shape[:-1], 1)
+
+    head.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        del head.forward
+
+
+def _is_placeholder(logits: torch.Tensor) -> bool:
+    """Whether nothing was done to the placeholders of all positions."""
+    expected = logits.new_tensor(_PLACEHOLDER)
+    return logits.shape[-1] == len(expected) and bool((logits == expected).all())
