@@ -12,6 +12,8 @@ lm-eval's own ``hf`` and with this package's engine in alternation, and prints a
 * how time per distinct token changes with the prefix's length, the number of candidates and the
   size of the vocabulary (the model's shape with random weights);
 * what the values of single tokens cost that `docs/scores.md` names, over the sums alone;
+* exactness: how far scores lie from those of the same weights in float32, ours and those of plain
+  passes in the model's own dtype, and how many pairs of candidates change places;
 * the speed-up on ordinary multiple choice: many short questions of four short answers.
 
 Without ``--data`` the embedded demo papers are used. Only ratios are printed: seconds belong to a
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import platform
 import random
@@ -32,7 +35,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.instance import Instance
@@ -44,6 +47,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
+from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.models.hf import EnergyHFLM, encode, engine_of
 from lm_eval_hyprank.prefix import Row
@@ -68,6 +72,11 @@ VOCABULARIES = (32_768, 65_536, 131_072, 262_144)
 def load(model: str, device: str, dtype: str, batch_size: int) -> EnergyHFLM:
     """Loads the model; both ways of scoring are tried on this one object."""
     return EnergyHFLM(pretrained=model, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def with_tokenizer_of(lm: HFLM, model: Any) -> EnergyHFLM:
+    """Another model with the same tokenizer."""
+    return EnergyHFLM(pretrained=model, tokenizer=lm.tokenizer, batch_size=16)
 
 
 def papers_of(lm: HFLM, data: str | None, count: int) -> list[Paper]:
@@ -303,7 +312,7 @@ def print_vocabularies(console: Console, lm: HFLM) -> None:
         config = copy.deepcopy(lm.config)
         config.get_text_config().vocab_size = vocabulary
         model = AutoModelForCausalLM.from_config(config).to(lm.device, lm.model.dtype).eval()
-        other = EnergyHFLM(pretrained=model, tokenizer=lm.tokenizer, batch_size=16)
+        other = with_tokenizer_of(lm, model)
         ours = fastest(other, 2, run_ours, other, paper)
         floor = fastest(other, 2, run_floor, other, paper)
         base = base or ours
@@ -324,6 +333,71 @@ def print_extras(console: Console, lm: HFLM, papers: Sequence[Paper]) -> None:
             ratios[name].append(between / ((before + after) / 2))
     for name, values in ratios.items():
         table.add_row(name, f"{statistics.median(values):.2f}")
+    console.print(table)
+
+
+def plain_scores(lm: HFLM, row: Row) -> TokenScores:
+    """One plain pass over the row alone, statistics in float64."""
+    ids = torch.tensor([[*row.prefix, *row.continuation]], device=lm.device)
+    with torch.no_grad():
+        logits = lm.model(ids, use_cache=False).logits[0, len(row.prefix) - 1 : -1].cpu().double()
+    targets = torch.tensor(row.continuation)
+    raw, greedy = -logits.gather(1, targets[:, None])[:, 0], logits.argmax(dim=1) == targets
+    return TokenScores(raw, logits.logsumexp(dim=1), greedy)
+
+
+class Departure(NamedTuple):
+    """How mean scores of papers' candidates differ from exact ones, lower ranking first.
+
+    Attributes:
+        largest: The largest difference of a score, in nats.
+        swapped: Pairs of one paper's candidates that change places.
+        pairs: All pairs.
+        gap: The largest exact difference of a pair that changes places, in nats.
+        ties: Pairs that are equal, and exactly are not.
+    """
+
+    largest: float
+    swapped: int
+    pairs: int
+    gap: float
+    ties: int
+
+
+def departure(exact: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Departure:
+    """Compares scores, a sequence for each paper."""
+    papers = list(zip(exact, found, strict=True))
+    largest = max(abs(a - b) for paper in papers for a, b in zip(*paper, strict=True))
+    pairs = [
+        (right[0] - left[0], right[1] - left[1])
+        for paper in papers
+        for left, right in itertools.combinations(zip(*paper, strict=True), 2)
+    ]
+    gaps = [abs(exactly) for exactly, here in pairs if exactly * here < 0]
+    ties = sum(here == 0 != exactly for exactly, here in pairs)
+    return Departure(largest, len(gaps), len(pairs), max(gaps, default=0.0), ties)
+
+
+def print_exactness(console: Console, lm: EnergyHFLM, papers: Sequence[Paper]) -> None:
+    """How far a candidate's mean scores lie from those of the same weights in float32."""
+    exact_lm = with_tokenizer_of(lm, copy.deepcopy(lm.model).float())
+    found: dict[str, list[list[TokenScores]]] = {"exact": [], "ours": [], "plain passes": []}
+    for paper in track(papers, console=console, transient=True):
+        found["exact"].append([plain_scores(exact_lm, row) for row in paper])
+        found["plain passes"].append([plain_scores(lm, row) for row in paper])
+        scored = (pair for part in engine_of(lm, paper).score(paper) for pair in part)
+        found["ours"].append([scores for _, scores in sorted(scored, key=lambda pair: pair[0])])
+    columns = ["score", "by", "largest difference", "pairs that change places", "their largest gap"]
+    table = Table(*columns, "new ties", box=box.MARKDOWN)
+    for score in ("nll", "raw"):
+        means = {
+            way: [[float(getattr(each, score).mean()) for each in paper] for paper in scores]
+            for way, scores in found.items()
+        }
+        for way in ("ours", "plain passes"):
+            off = departure(means["exact"], means[way])
+            swapped, gap = f"{off.swapped} of {off.pairs}", f"{off.gap:.1e}" if off.swapped else ""
+            table.add_row(score, way, f"{off.largest:.1e}", swapped, gap, str(off.ties))
     console.print(table)
 
 
@@ -353,7 +427,7 @@ def print_multiple_choice(console: Console, lm: EnergyHFLM) -> None:
 
 def main() -> None:
     """Runs the measurements named on the command line."""
-    parts = ["real", "multiple-choice", "shapes", "vocabularies", "extras"]
+    parts = ["real", "multiple-choice", "shapes", "vocabularies", "extras", "exactness"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder or hub id of the model")
     parser.add_argument("--data", help="folder with ResearchBench (default: the demo papers)")
@@ -388,6 +462,8 @@ def main() -> None:
         print_vocabularies(console, lm)
     if "extras" in options.parts:
         print_extras(console, lm, papers_of(lm, options.data, options.papers))
+    if "exactness" in options.parts:
+        print_exactness(console, lm, papers_of(lm, options.data, options.papers))
 
 
 if __name__ == "__main__":

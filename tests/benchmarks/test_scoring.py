@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from benchmarks import scoring
+from benchmarks.scoring import Departure, departure, distinct_tokens, paper_of_shape, token_ratio
+from lm_eval_hyprank.prefix import Row
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_token_ratio_counts_what_is_computed_twice():
+    paper = [Row((1, 2, 3), (4, 5)), Row((1, 2, 3), (6,))]
+    assert distinct_tokens(paper) == 6
+    assert token_ratio(paper) == pytest.approx(9 / 6)
+
+
+def test_a_paper_of_a_shape():
+    paper = paper_of_shape(450, 16, seed=1)
+    assert {len(row.prefix) for row in paper} == {450}
+    assert len({tuple(row.continuation) for row in paper}) == 16
+    assert paper == paper_of_shape(450, 16, seed=1) != paper_of_shape(450, 16, seed=2)
+
+
+def test_departures_are_counted():
+    exact = [[1.0, 2.0, 3.0, 3.5], [1.0, 1.0]]
+    found = [[1.0, 3.25, 3.0, 3.0], [1.0, 1.0]]
+    # 2.0 goes behind 3.0 and 3.5; 3.0 and 3.5 become equal; what was equal stays so.
+    assert departure(exact, found) == Departure(1.25, swapped=2, pairs=7, gap=1.5, ties=1)
+    assert departure(exact, exact) == Departure(0.0, 0, 7, 0.0, 0)
+
+
+def test_plain_scores_are_those_of_the_reference(tmp_path):
+    lm = loaded(tmp_path)
+    row = Row(*(tuple(random.Random(seed).choices(range(3, 300), k=12)) for seed in (0, 1)))
+    found, expected = scoring.plain_scores(lm, row), tiny.plain_scores(lm.model, row)
+    assert torch.equal(found.greedy, expected.greedy)
+    torch.testing.assert_close(found.nll, expected.nll, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.raw, expected.raw, rtol=0, atol=1e-5)
+
+
+def loaded(folder, dtype="float32"):
+    tiny.demo_llama().save_pretrained(folder)
+    tiny.demo_tokenizer().save_pretrained(folder)
+    return scoring.load(str(folder), "cpu", dtype, 16)
+
+
+def test_exactness_in_bfloat16(tmp_path, capsys, monkeypatch):
+    loaded(tmp_path)
+    arguments = ["scoring", "--model", str(tmp_path), "--dtype", "bfloat16", "--papers", "1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--parts", "exactness"])
+    scoring.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if " of 120" in line]
+    assert [line.split("|")[1].strip() for line in lines] == ["nll", "nll", "raw", "raw"]
+    for line in lines:
+        assert 0 < float(line.split("|")[3]) < 0.1
+
+
+@pytest.mark.slow
+def test_every_part_prints_its_table(tmp_path, capsys, monkeypatch):
+    loaded(tmp_path)
+    monkeypatch.setattr(scoring, "SHAPES", [(30, 2), (60, 3)])
+    monkeypatch.setattr(scoring, "VOCABULARIES", (500, 1000))
+    monkeypatch.setattr(scoring, "STOCK_BATCH_SIZES", (1, 4))
+    monkeypatch.setattr(
+        scoring, "paper_of_shape", lambda *shape, seed: [Row((5,) * shape[0], (6, 7))] * shape[1]
+    )
+    monkeypatch.setattr("sys.argv", ["scoring", "--model", str(tmp_path), "--papers", "1"])
+    scoring.main()
+    printed = capsys.readouterr().out
+    for row in (
+        "| share of the practical floor ",
+        "| peak memory above the model ",
+        "| speed-up over stock ",
+        "| 60 x 3 ",
+        "| 1,000 ",
+        "| all of it ",
+        "| raw   | plain passes ",
+    ):
+        assert row in printed
