@@ -97,9 +97,17 @@ def token_scores(
         extras: What else to compute; None for nothing.
         uncapped: As ``logits``, before the model's final soft-capping; None where it has none,
             whose ``precap`` is the raw energy itself.
+
+    Returns:
+        Scores of the ``N`` targets, on the CPU.
+
+    Raises:
+        ValueError: No ``rows`` are given, and there is not one row of logits for each target.
     """
     extras = extras or Extras()
     if rows is None:
+        if len(logits) != len(targets):
+            raise ValueError(f"{len(logits)} rows of logits for {len(targets)} targets")
         rows = torch.arange(len(targets), device=logits.device)
     picked = logits[rows, targets].float()
     found: list[dict[str, torch.Tensor]] = []
@@ -144,6 +152,9 @@ def head_token_scores(
         weight: ``[vocabulary, width]``, of the head.
         bias: ``[vocabulary]``, of the head, or None.
         extras: What else to compute; None for nothing.
+
+    Returns:
+        Scores of the ``N`` targets, on the CPU.
     """
     extras = extras or Extras()
     picked = torch.full((len(rows),), math.nan, dtype=torch.float32, device=hidden.device)

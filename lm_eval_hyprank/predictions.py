@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,11 +21,10 @@ logger = logging.getLogger(__name__)
 PROBE_TOKENS = 16
 """Tokens of the one short pass that looks at the output head, or at its soft-capping."""
 
-TOLERANCE = 1e-4
-"""Nats by which two right ways of scoring may differ in a continuation's mean score.
+CHECK_TOLERANCE = 1e-4
+"""Nats a token by which two right ways of scoring a continuation may differ, on average.
 
-Or, where the model's dtype is coarser than that, by one unit in the last place of its largest
-logit.
+Or, where the model's dtype is coarser than that, one unit in the last place of its largest logit.
 """
 
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -37,35 +36,44 @@ class Predictions:
     """What a forward pass says of the token after each position.
 
     Attributes:
-        values: ``[batch, positions, vocabulary]`` logits as the model returned them; or, with
-            ``head``, ``[batch, positions, width]`` hidden states, from which it makes the logits.
+        logits_or_hidden: ``[batch, positions, vocabulary]`` logits as the model returned them; or,
+            with ``head``, ``[batch, positions, width]`` hidden states, from which it makes them.
         uncapped: The logits before soft-capping, if they are others.
         head: The model's output head where it was left out of the pass.
     """
 
-    values: torch.Tensor
+    logits_or_hidden: torch.Tensor
     uncapped: torch.Tensor | None = None
     head: torch.nn.Linear | None = None
 
     @property
     def positions(self) -> int:
         """Positions of each sequence that the pass predicts after."""
-        return self.values.shape[1]
+        return self.logits_or_hidden.shape[1]
 
     def last(self, count: int) -> Predictions:
         """Those of the last positions."""
         uncapped = None if self.uncapped is None else self.uncapped[:, -count:]
-        return Predictions(self.values[:, -count:], uncapped, self.head)
+        return Predictions(self.logits_or_hidden[:, -count:], uncapped, self.head)
 
     def scores(
-        self, targets: list[int], places: list[int], extras: Extras | None = None
+        self, targets: list[int], positions: list[int], extras: Extras | None = None
     ) -> TokenScores:
-        """Scores each target by the prediction at its place among all ``batch * positions``.
+        """Scores tokens.
+
+        Args:
+            targets: ``N`` tokens.
+            positions: For each target that which predicts it, counted through the batch:
+                ``sequence * self.positions + position``.
+            extras: What else to compute; None for nothing.
+
+        Returns:
+            Scores of the ``N`` tokens, on the CPU.
 
         Raises:
             IndexError: The model has no logit for a target.
         """
-        values = self.values.flatten(0, 1)
+        values = self.logits_or_hidden.flatten(0, 1)
         vocabulary = values.shape[1] if self.head is None else len(self.head.weight)
         if max(targets) >= vocabulary:
             raise IndexError(
@@ -73,12 +81,12 @@ class Predictions:
                 f"{vocabulary} rows. Is this the model's own tokenizer?"
             )
         tokens = torch.tensor(targets, device=values.device)
-        rows = torch.tensor(places, device=values.device)
+        rows = torch.tensor(positions, device=values.device)
         if self.head is not None:
             # Not all positions are scored, and some for many targets.
-            places_used, rows = torch.unique(rows, return_inverse=True)
+            used, rows = torch.unique(rows, return_inverse=True)
             weight, bias = self.head.weight, self.head.bias
-            return head_token_scores(values[places_used], tokens, rows, weight, bias, extras=extras)
+            return head_token_scores(values[used], tokens, rows, weight, bias, extras=extras)
         uncapped = None if self.uncapped is None else self.uncapped.flatten(0, 1)
         return token_scores(values, tokens, rows, extras=extras, uncapped=uncapped)
 
@@ -95,7 +103,7 @@ class Predictor:
         plain_head: The model's output head, if its outputs are the model's logits and nothing is
             done to them: passes leave it out, and logits are made from its inputs in tiles of the
             vocabulary. None where it is none, or before :meth:`find_plain_head`.
-        precap: Where the logits before soft-capping are; None before :meth:`find_precap`.
+        precap: Where the logits before soft-capping are; None as long as nobody asked.
     """
 
     def __init__(
@@ -121,13 +129,15 @@ class Predictor:
 
         Args:
             ids: ``[batch, positions]``, int64.
-            extras: What will be computed beside the sums, of which `precap` matters here.
+            extras: What will be computed beside the sums, of which ``precap`` matters here.
             cache: Makes the cache that the ids follow; called again for a pass made again.
             options: For the model, whose ``forward`` need not know them.
 
         Returns:
             The model's outputs, and what they predict.
         """
+        if extras and extras.precap and self.precap is None:
+            self.find_precap(ids[0].tolist())
         precap = self.precap if extras and extras.precap else "raw"
         cache_name = "cache" if "cache" in self._accepts else "past_key_values"
 
@@ -148,36 +158,47 @@ class Predictor:
             if outputs is not None and len(inputs) == 1 and _is_placeholder(outputs.logits):
                 return outputs, Predictions(inputs[0], head=self.plain_head)
             # Replaced meanwhile, called in parts, or something is done to the logits after all.
+            known = self.plain_head, self.precap
+            self.plain_head, self.precap = None, "unknown" if self.precap else None
+            try:
+                found = self(ids, extras, cache, **options)
+            except BaseException:
+                self.plain_head, self.precap = known  # logits were not what the model lacked
+                raise
             logger.info("the output head cannot be left out: slower, and just as right")
-            self.plain_head = None
             if self.precap is not None:
-                self.precap = "unknown"
-            return self(ids, extras, cache, **options)
-        with _head_outputs(self.model if precap == "head" else None) as heads:
+                self._warn_of_unknown_precap("something is done to what its head returns")
+            return found
+        reading: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
+        if precap == "head":
+            reading = _head_outputs(self.model)
+        with reading as heads:
             outputs = run()
         uncapped = None
         if precap == "head":
-            # A model split over devices hands its logits out on another one.
-            uncapped = heads[0].to(outputs.logits.device)
-        elif precap == "unknown":
+            if len(heads) == 1 and heads[0].shape[:-1] == outputs.logits.shape[:-1]:
+                # A model split over devices hands its logits out on another one.
+                uncapped = heads[0].to(outputs.logits.device)
+            else:
+                precap = self.precap = "unknown"
+                self._warn_of_unknown_precap("its head is called in parts")
+        if precap == "unknown":
             uncapped = outputs.logits.new_full((), math.nan).expand(outputs.logits.shape)
         return outputs, Predictions(outputs.logits, uncapped)
 
     def find_plain_head(self, tokens: Sequence[int]) -> None:
         """Finds out whether the model's logits are just what its output head makes.
 
-        Such a head is left out of the passes, and its logits are made in tiles of the vocabulary,
-        which is faster and holds less. A head that is quantised, adapted or hooked into (split
-        over devices), or whose outputs the model scales, caps or masks, stays in; so does every
-        head in mixed precision, or behind virtual tokens that have logits of their own.
+        Such a head becomes `plain_head`: it is left out of the passes, and its logits are made in
+        tiles of the vocabulary, which is faster and holds less. A head that is
+        quantised, adapted or hooked into (split over devices), or whose outputs the model scales,
+        caps or masks, stays in; so does every head in mixed precision, or behind virtual tokens
+        that have logits of their own.
 
         Args:
             tokens: A text that the model may see; its first tokens are looked at.
         """
-        try:
-            head = self.model.get_output_embeddings()
-        except (AttributeError, NotImplementedError):
-            return
+        head = _output_head(self.model)
         if type(head) is not torch.nn.Linear or "forward" in vars(head):
             return
         # Quantised and distributed weights are tensors of another kind.
@@ -190,16 +211,18 @@ class Predictor:
                 return
         tokens = tokens[:PROBE_TOKENS]
         targets = [token % len(head.weight) for token in tokens]  # any will do
-        places = list(range(len(tokens)))
+        positions = list(range(len(tokens)))
         with _head_outputs(self.model) as outputs:
             whole = self._probe(tokens)
         # The very same numbers: capping would change some, though little where logits are small.
-        if len(outputs) != 1 or not torch.equal(outputs[0].to(whole.values), whole.values):
+        if len(outputs) != 1 or not torch.equal(
+            outputs[0].to(whole.logits_or_hidden), whole.logits_or_hidden
+        ):
             return
-        expected = whole.scores(targets, places)
+        expected = whole.scores(targets, positions)
         self.plain_head = head
-        found = self._probe(tokens).scores(targets, places)
-        if difference(found, expected) > self.tolerance([expected]):
+        found = self._probe(tokens).scores(targets, positions)
+        if score_difference(found, expected) > self.tolerance([expected]):
             self.plain_head = None
 
     def find_precap(self, tokens: Sequence[int]) -> None:
@@ -220,17 +243,16 @@ class Predictor:
         else:  # nothing is done to what the head returns
             self.precap = "raw" if cap is None else "unknown"
         if self.precap == "unknown":
-            logger.warning(
-                "%s: its logits are not what its configuration (%s) makes of its head's output, so "
-                "the logits before soft-capping are not known and have no score",
-                type(self.model).__name__,
-                "no soft-capping" if cap is None else f"soft-capping at {cap}",
+            named = "no soft-capping" if cap is None else f"soft-capping at {cap}"
+            self._warn_of_unknown_precap(
+                f"its logits are not what its configuration ({named}) makes of its head's output"
             )
 
     def tolerance(self, expected: Sequence[TokenScores]) -> float:
-        """By how much two right ways of scoring may differ, see `TOLERANCE`."""
-        scale = max(float(torch.stack([s.raw, s.logz]).abs().max()) for s in expected)
-        return max(TOLERANCE, torch.finfo(self.dtype).eps * scale)
+        """By how many nats two right ways may differ on these scores, see `CHECK_TOLERANCE`."""
+        values = torch.cat([torch.cat([scores.raw, scores.logz]) for scores in expected])
+        scale = values[values.isfinite()].abs().max() if values.isfinite().any() else 0.0
+        return max(CHECK_TOLERANCE, torch.finfo(self.dtype).eps * float(scale))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -239,6 +261,13 @@ class Predictor:
             if torch.is_autocast_enabled(self.device.type):
                 return torch.get_autocast_dtype(self.device.type)
         return parameter_dtype(self.model)
+
+    def _warn_of_unknown_precap(self, why: str) -> None:
+        logger.warning(
+            "%s: %s, so the logits before soft-capping are not known and have no score",
+            type(self.model).__name__,
+            why,
+        )
 
     def _probe(self, tokens: Sequence[int]) -> Predictions:
         """What a pass over a few tokens predicts after each of them."""
@@ -270,10 +299,14 @@ class Predictor:
         return "unknown"
 
 
-def difference(found: TokenScores, expected: TokenScores) -> float:
-    """The larger of the mean absolute differences of NLL and raw energy; NaN is infinite."""
+def score_difference(found: TokenScores, expected: TokenScores) -> float:
+    """Mean absolute difference of two ways' scores of the same tokens, in nats.
+
+    Of NLL and raw energy the larger. Equal infinities do not differ; NaN differs infinitely.
+    """
     pairs = [(found.nll, expected.nll), (found.raw, expected.raw)]
-    return max(float((a - b).abs().mean().nan_to_num(nan=math.inf)) for a, b in pairs)
+    off = [torch.where(a == b, 0.0, (a - b).abs()).mean() for a, b in pairs]
+    return max(float(mean.nan_to_num(nan=math.inf)) for mean in off)
 
 
 def parameter_dtype(model: Any) -> torch.dtype:
@@ -282,11 +315,19 @@ def parameter_dtype(model: Any) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
+def _output_head(model: Any) -> torch.nn.Module | None:
+    try:
+        head: torch.nn.Module | None = model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return head
+
+
 @contextmanager
 def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collects what the model's output head returns; nothing from a model of None."""
+    """Collects what the model's output head returns; nothing where it has none to show."""
     found: list[torch.Tensor] = []
-    head = model.get_output_embeddings() if model is not None else None
+    head = _output_head(model)
     if head is None:
         yield found
         return
@@ -301,7 +342,7 @@ def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
 _PLACEHOLDER = (-8192.0, 1.0, 8192.0)
 """What stands for the logits of a position: scaled, shifted, capped or cut it would be another.
 
-Every dtype holds these numbers exactly.
+Every dtype of 16 bits or more holds these numbers exactly.
 """
 
 

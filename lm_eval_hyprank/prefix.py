@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
-from lm_eval_hyprank.predictions import Predictions, Predictor, difference, parameter_dtype
+from lm_eval_hyprank.predictions import Predictions, Predictor, parameter_dtype, score_difference
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Batching:
-    """How much goes into one forward pass; the only place where that is decided.
+    """How much goes into one forward pass; all its limits and costs stand here.
 
     Attributes:
         max_sequences: Upper limit of sequences (lm-eval's ``batch_size``); None for no limit.
@@ -63,7 +63,13 @@ class Batching:
 
     @classmethod
     def for_model(cls, model: Any, device: torch.device, max_sequences: int | None) -> Batching:
-        """Chooses limits by the device and the size of a row of logits."""
+        """Chooses limits by the device and the size of a row of logits.
+
+        Args:
+            model: Whose vocabulary and dtype decide how large a row is.
+            device: Where it is; on CUDA its free memory counts.
+            max_sequences: As of the attribute.
+        """
         config = model.config.get_text_config()
         row_bytes = config.vocab_size * parameter_dtype(model).itemsize
         if device.type == "cpu":
@@ -174,6 +180,11 @@ class Engine:
 
     Attributes:
         reuse: How a prefix is reused; None where it is not, or before :meth:`check`.
+        untried: Ways of reuse that have not failed a check, the preferred one first.
+        checked_tokens: Length of the longest row that was checked; 0 before :meth:`check`.
+        rope_switch: The length beyond which rotary frequencies change, in tokens.
+        device_difference: On a device of `UNPROVEN_DEVICES`, by what share of a row's NLL it
+            differs from the CPU; None elsewhere.
         predictor: Calls the model, its output head left out where :meth:`check` found that it may.
     """
 
@@ -210,8 +221,6 @@ class Engine:
             Finished rows, each as its index in ``rows`` and the scores of its continuation's
             tokens, on the CPU.
         """
-        if extras and extras.precap and self.predictor.precap is None and rows:
-            self.predictor.find_precap([*rows[0].prefix, *rows[0].continuation])
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)
@@ -242,7 +251,8 @@ class Engine:
     def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
         """Scores rows in forward passes without a cache, which is right for every causal model.
 
-        With a predictor that has no plain head they are plain ones throughout: the reference.
+        Arguments as of :meth:`score`; scores in the order of the rows. As long as the predictor
+        has no plain head, the logits are those that the model returns.
         """
         sequences: dict[tuple[int, ...], list[int]] = {}
         for index, (prefix, continuation) in enumerate(rows):
@@ -252,15 +262,15 @@ class Engine:
         def run(batch: list[tuple[int, ...]]) -> None:
             ids = self._padded(batch)
             wanted = [
-                (place, len(rows[index].prefix) - 1, index)
-                for place, sequence in enumerate(batch)
+                (number, len(rows[index].prefix) - 1, index)
+                for number, sequence in enumerate(batch)
                 for index in sequences[sequence]
             ]
             keep = ids.shape[1] - min(first for _, first, _ in wanted)
             found = self._forward(ids, keep=keep, extras=extras)
             # What was kept is counted from the end; some models ignore the wish and keep all.
             dropped = ids.shape[1] - found.positions
-            self._pick(found, [(p, f - dropped, i) for p, f, i in wanted], rows, scores, extras)
+            self._pick(found, [(n, f - dropped, i) for n, f, i in wanted], rows, scores, extras)
 
         for beyond in (True, False):
             self._in_batches([s for s in sequences if (len(s) > self.rope_switch) is beyond], run)
@@ -272,8 +282,22 @@ class Engine:
         continuations: Sequence[Sequence[int]],
         extras: Extras | None = None,
     ) -> list[TokenScores]:
-        """Scores continuations of one prefix, which is computed once and its cache reused."""
+        """Scores continuations of one prefix, which is computed once and its cache reused.
+
+        Args:
+            prefix: Its tokens, at least one.
+            continuations: Their tokens, at least one each, in any order.
+            extras: What else to compute of each token; None for nothing.
+
+        Returns:
+            Scores in the order of the continuations.
+        """
         assert self.reuse is not None
+        if len(prefix) > 1 and max(map(len, continuations)) == 2:
+            # One token of each would be fed, and a padding beside it, for which the model may
+            # have no position.
+            longer = [(prefix[-1], *continuation) for continuation in continuations]
+            return [scores[1:] for scores in self.score_on_prefix(prefix[:-1], longer, extras)]
         ids = self._padded([prefix])
         outputs, found = self.predictor(ids, extras, use_cache=True, logits_to_keep=1)
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
@@ -292,7 +316,7 @@ class Engine:
             # (Zamba 2, Nemotron-H) computes something slightly different.
             ids = self._padded(batch, 2)
             found = self._forward(ids, cached, start=len(prefix), extras=extras)
-            wanted = [(p, 0, i) for p, sequence in enumerate(batch) for i in inputs[sequence]]
+            wanted = [(n, 0, i) for n, sequence in enumerate(batch) for i in inputs[sequence]]
             self._pick(found, wanted, beyond_first, rest, extras)
 
         self._in_batches(list(inputs), run)
@@ -313,8 +337,8 @@ class Engine:
         head may be left out of the passes.
 
         Args:
-            row: The row with the longest prefix that will be scored: what goes wrong may do so
-                only beyond an attention window, a chunk or a number of attended tokens.
+            row: The longest row that will be scored: what goes wrong may do so only beyond an
+                attention window, a chunk or a number of attended tokens.
 
         Raises:
             TypeError: The model is not causal: what it predicts depends on what follows.
@@ -324,7 +348,7 @@ class Engine:
             return
         if not self.checked_tokens:
             self.predictor.find_plain_head(tokens)
-        self.checked_tokens = len(tokens)
+        length = len(tokens)
         if len(tokens) < 2 * CHECK_TOKENS:
             tokens = (tokens * CHECK_TOKENS)[: 2 * CHECK_TOKENS]
         prefix, tail = tokens[:-CHECK_TOKENS], tokens[-CHECK_TOKENS:]
@@ -333,16 +357,16 @@ class Engine:
             del prefix[-CHECK_TOKENS:]
         if self.device.type in UNPROVEN_DEVICES and self.device_difference is None:
             self.device_difference = self._compare_with_cpu(Row(prefix, tail))
-        # In batches of two, one row is padded; the third has a single token to feed and finds
-        # the prefix used before.
+        # In batches of two, one row is padded (unless held logits forbid it); the third has a
+        # single token to feed and finds the prefix used before.
         continuations = [tail, other, tail[:2]]
-        batching, self.batching = self.batching, replace(self.batching, max_sequences=2)
+        batching = self.batching
+        self.batching = replace(batching, max_sequences=2, max_tokens=sys.maxsize)
+        proven = None
+        problems = []
         try:
             expected = self.score_whole([Row(prefix, tail), Row(prefix, other)])
             expected.append(expected[0][:2])
-            if not all(scores.nll.isfinite().all() for scores in expected):
-                self.reuse = None  # a model of NaN agrees with nothing: take the reference
-                return
             tolerance = self.predictor.tolerance(expected)
             # Both follow the same prefix, so their first tokens have the same logits.
             if float((expected[0].logz[0] - expected[1].logz[0]).abs()) > tolerance:
@@ -351,22 +375,24 @@ class Engine:
                     "follows the text (attention in both directions, or padding that is seen), so "
                     "a continuation has no score of its own. Use a causal language model."
                 )
-            problems = []
-            while self.untried:
+            while self.untried and proven is None:
                 self.reuse = self.untried[0]
                 try:
                     found = self.score_on_prefix(prefix, continuations)
                 except Exception as error:  # a model may raise anything on a cache it cannot use
                     problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
                 else:
-                    off = max(difference(f, e) for f, e in zip(found, expected, strict=True))
+                    off = max(score_difference(f, e) for f, e in zip(found, expected, strict=True))
                     if off <= tolerance:
-                        return
+                        proven = self.reuse
+                        continue
                     problems.append(f"{self.reuse.name}: off by {off:.2g} nats a token")
                 del self.untried[0]
-        finally:
-            self.batching = batching
-        self.reuse = None
+        finally:  # what breaks off proves nothing
+            self.batching, self.reuse = batching, proven
+        self.checked_tokens = length
+        if proven is not None:
+            return
         logger.warning(
             "%s: a prefix computed once cannot be reused exactly, so every candidate takes a full "
             "forward pass, which is slower and just as right (%s)",
@@ -384,17 +410,17 @@ class Engine:
         model = copy.deepcopy(self.model).to(cpu)
         reference = Engine(model, cpu, self.batching, self.predictor.autocast)
         (here,), (there,) = self.score_whole([row]), reference.score_whole([row])
-        difference = abs(float(here.nll.sum() / there.nll.sum()) - 1)
-        if not difference <= DEVICE_TOLERANCE:  # NaN is far apart too
+        relative = abs(float(here.nll.sum() / there.nll.sum()) - 1)
+        if not relative <= DEVICE_TOLERANCE:  # NaN is far apart too
             logger.warning(
                 "%s scores %d tokens on %s %.1f %% away from the CPU's scores of them; run with "
                 "--device cpu, or do not trust these results",
                 type(self.model).__name__,
                 len(row.continuation),
                 self.device,
-                100 * difference,
+                100 * relative,
             )
-        return difference
+        return relative
 
     def _straddles(self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]) -> bool:
         """Whether the prefix alone has other rotary frequencies than with a continuation."""
@@ -461,8 +487,8 @@ class Engine:
             }
         elif keep:
             options["logits_to_keep"] = keep
-        # Virtual-token adapters return logits for their own tokens in front.
         cache = (lambda: cached.expanded(batch)) if cached is not None else None
+        # Virtual-token adapters return logits for their own tokens in front.
         return self.predictor(ids, extras, cache, **options)[1].last(width)
 
     def _pick(
@@ -477,20 +503,20 @@ class Engine:
 
         Args:
             found: What one pass predicts.
-            wanted: For each row: its place in the batch, the position that predicts its
-                continuation's first token, and its index in ``rows``.
+            wanted: For each row: the number of its sequence in the batch, the position that
+                predicts its continuation's first token, and its index in ``rows``.
             rows: Whose continuations are scored.
             scores: Takes the results, keyed by index.
             extras: What else to compute.
         """
         targets: list[int] = []
-        places: list[int] = []
-        for place, first, index in wanted:
+        positions: list[int] = []
+        for number, first, index in wanted:
             continuation = rows[index].continuation
             targets += continuation
-            begin = place * found.positions + first
-            places += range(begin, begin + len(continuation))
-        batch_scores = found.scores(targets, places, extras)
+            begin = number * found.positions + first
+            positions += range(begin, begin + len(continuation))
+        batch_scores = found.scores(targets, positions, extras)
         start = 0
         for _, _, index in wanted:
             end = start + len(rows[index].continuation)

@@ -98,6 +98,11 @@ def test_a_nan_logit_gives_a_nan_score_of_its_row_only():
     assert found.nll.isnan().tolist() == [False, True, False]
 
 
+def test_rows_that_are_not_named_correspond_to_targets():
+    with pytest.raises(ValueError, match="3 rows of logits for 2 targets"):
+        token_scores(torch.randn(3, 20), torch.tensor([0, 1]))
+
+
 def peak_of(work: Callable[[], Any]) -> int:
     """Bytes that are allocated at most at one time while something works."""
     with torch.profiler.profile(
@@ -119,6 +124,7 @@ def test_extra_memory_is_bounded_whatever_the_vocabulary(vocabulary, extras, cop
     targets = torch.zeros(64, dtype=torch.long)
     peak = peak_of(lambda: token_scores(logits, targets, extras=EVERYTHING if extras else None))
     one_row = 4 * vocabulary * copies
+    assert peak >= one_row, "memory is seen at all"
     assert peak <= 1.1 * max(energy.BLOCK_BYTES["cpu"], one_row) + 2**18
 
 
@@ -226,6 +232,7 @@ def test_a_head_in_tiles_never_holds_the_logits(vocabulary, states, count, extra
     a_tile = (copies + 1) * 4 * min(width, vocabulary) * states
     # In float32 of each tile, stacked, and then in float64, with as many for the results' sake.
     a_number = 4 + 4 + 8 + 8 + 8
+    assert peak >= 4 * min(width, vocabulary) * states, "memory is seen at all"
     assert peak <= 1.1 * a_tile + numbers * a_number * states * (vocabulary / width + 1) + 2**18
 
 

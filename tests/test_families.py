@@ -255,8 +255,9 @@ def test_right_reuse_is_found_in_half_precision_too(family):
 )
 def test_models_that_are_not_causal_are_refused(family, changes):
     engine = engine_of(families.build(family, **changes))
-    with pytest.raises(TypeError, match="depends on what follows"):
-        engine.check(Row(tokens(60, 0), tokens(12, 1)))
+    for _ in range(2):  # nor does it get numbers by asking again
+        with pytest.raises(TypeError, match="depends on what follows"):
+            engine.check(Row(tokens(60, 0), tokens(12, 1)))
 
 
 @pytest.mark.skipif(not KNOWN_VERSION, reason=f"the page is of transformers {MEASURED}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import logging
 import math
 from typing import Any
@@ -133,7 +134,9 @@ def picky(logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def in_parts_if_long(model: Any, most: int = PROBE_TOKENS) -> None:
+def in_parts_if_long(
+    model: Any, most: int = PROBE_TOKENS, change: Any = lambda logits: logits
+) -> None:
     """A head that is called twice, each time for some positions."""
     forward = model.forward
 
@@ -144,7 +147,7 @@ def in_parts_if_long(model: Any, most: int = PROBE_TOKENS) -> None:
         states = hidden.last_hidden_state
         cut = states.shape[1] if states.shape[1] <= most else most
         parts = [part for part in (states[:, :cut], states[:, cut:]) if part.shape[1]]
-        logits = torch.cat([model.lm_head(part) for part in parts], dim=1)
+        logits = change(torch.cat([model.lm_head(part) for part in parts], dim=1))
         return CausalLMOutputWithPast(logits=logits, past_key_values=hidden.past_key_values)
 
     model.forward = twice
@@ -220,17 +223,19 @@ def test_a_head_that_changes_later_is_noticed(later):
     assert vars(model.lm_head).get("forward") is own
 
 
-def test_what_is_before_the_cap_is_not_known_of_a_head_that_changes():
+def test_what_is_before_the_cap_is_not_known_of_a_head_that_changes(caplog):
     model = tiny.llama(VOCABULARY)
     engine = checked(model)
     extras = Extras(precap=True)
     assert list(engine.score(GROUP, extras))
     assert engine.predictor.precap == "raw"
     on_logits(lambda logits: 3 * torch.tanh(logits / 3))(model)
-    for part in engine.score(GROUP, extras):
-        for index, scores in part:
-            assert scores.extra["precap"].isnan().all()
-            assert off(scores, tiny.plain_scores(model, GROUP[index])) <= 10 * TOLERANCE
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        parts = list(engine.score(GROUP, extras))
+    assert [r.getMessage().count("before soft-capping") for r in caplog.records] == [1]
+    for index, scores in itertools.chain(*parts):
+        assert scores.extra["precap"].isnan().all()
+        assert off(scores, tiny.plain_scores(model, GROUP[index])) <= 10 * TOLERANCE
 
 
 def test_a_head_that_falls_back_limits_the_batches_that_follow():
@@ -250,7 +255,9 @@ def test_a_model_without_a_say_on_its_head():
     model.get_output_embeddings = lambda: (_ for _ in ()).throw(NotImplementedError())
     engine = checked(model)
     assert engine.predictor.plain_head is None
-    assert off(scored(engine, GROUP)[0], plain(GROUP[0])) <= TOLERANCE
+    ((_, scores), *_), *_ = engine.score(GROUP[:1], Extras(precap=True))
+    assert off(scores, plain(GROUP[0])) <= TOLERANCE
+    assert torch.equal(scores.extra["precap"], scores.raw)
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -284,6 +291,25 @@ def test_a_failed_pass_leaves_the_head_whole():
     with pytest.raises(ZeroDivisionError):
         scored(engine, GROUP)
     assert "forward" not in vars(model.lm_head)
+    assert engine.predictor.plain_head is model.lm_head, "it was not for want of logits"
+
+
+def test_a_cache_that_cannot_be_used_does_not_cost_the_head():
+    model = tiny.llama(VOCABULARY)
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def without_cache(**options: Any) -> Any:
+        if options.get("past_key_values", options.get("cache")) is not None:
+            raise ValueError("no cache here")
+        return forward(**options)
+
+    model.forward = without_cache
+    engine = checked(model)
+    assert engine.reuse is None
+    assert engine.predictor.plain_head is model.lm_head
+    for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
+        assert off(scores, plain(row)) <= TOLERANCE
 
 
 # Logits before final soft-capping: the head's own output, whichever way they are reached
@@ -422,6 +448,32 @@ def test_a_cap_that_is_named_and_not_applied_is_an_unknown_change(caplog):
         assert found[index].extra["precap"].isnan().all()
         expected = tiny.plain_scores(model, row)
         torch.testing.assert_close(found[index].nll, expected.nll, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(20,), (20, 3)])
+def test_a_capped_head_that_is_called_in_parts_gives_no_number(sizes, caplog):
+    """Its outputs are then not those of the positions that they are taken for."""
+    model = tiny.llama(VOCABULARY)
+    model.config.final_logit_softcapping = CAP
+    in_parts_if_long(model, change=lambda logits: CAP * torch.tanh(logits / CAP))
+    engine = engine_of(model)
+    engine.predictor.find_precap(tokens(10))
+    assert engine.predictor.precap == "head"
+    rows = [Row(tokens(2, size), tokens(size, size)) for size in sizes]
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        found = dict(pair for part in engine.score(rows, PRECAP) for pair in part)
+    assert "before soft-capping are not known" in caplog.text
+    for index, row in enumerate(rows):
+        assert found[index].extra["precap"].isnan().all()
+        assert off(found[index], tiny.plain_scores(model, row)) <= 10 * TOLERANCE
+
+
+def test_precap_is_known_whatever_is_asked_first():
+    model = families.build("gemma2", final_logit_softcapping=CAP)
+    row = Row(tokens(20), tokens(9, 9))
+    (found,) = engine_of(model).score_whole([row], PRECAP)
+    expected = head_by_hand(model, row)
+    torch.testing.assert_close(found.extra["precap"], expected, rtol=1e-4, atol=1e-3)
 
 
 def test_the_check_of_the_cap_is_small_whatever_the_row():

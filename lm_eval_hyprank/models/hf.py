@@ -108,8 +108,13 @@ def score_requests(
         after_header: Names of tasks whose contexts end with a chat template's header. Their
             continuations are scored without the whitespace at their start, see :func:`encode`.
 
+    Returns:
+        Scores in the order of the requests. What does not fit the model has scores of NaN.
+
     Raises:
         ValueError: A continuation is empty or has no tokens, or thinking is enabled.
+        TypeError: The model is not causal, or not one of those that are supported.
+        IndexError: The model has no logit for a token of a continuation.
     """
     if lm.enable_thinking:
         raise ValueError("enable_thinking=True does not go with tasks that score a continuation")
@@ -205,7 +210,7 @@ def _token_values(token_ids: Sequence[int], scores: TokenScores) -> TokenValues:
 def model_fingerprint(lm: HFLM) -> str:
     """Identifies what decides a model's scores: weights, config, tokenizer and their settings.
 
-    Weights enter by 256 values spread evenly over each tensor, so a file replaced under the
+    Weights enter by up to 256 values spread evenly over each tensor, so a file replaced under the
     same name is noticed and a large model costs no full pass.
     """
     digest = hashlib.sha256()
@@ -225,12 +230,12 @@ def model_fingerprint(lm: HFLM) -> str:
 
 
 def add_weights(digest: Any, module: torch.nn.Module) -> None:
-    """Adds a module's weights to a hash: 256 values spread evenly over each tensor."""
+    """Adds a module's weights to a hash: up to 256 values spread evenly over each tensor."""
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
-        step = max(1, tensor.numel() // 256)
+        step = max(1, math.ceil(tensor.numel() / 256))
         try:
-            sample = tensor.detach().flatten()[::step][:256].cpu().contiguous()
+            sample = tensor.detach().flatten()[::step].cpu().contiguous()
             digest.update(sample.view(torch.uint8).numpy().tobytes())
         except (NotImplementedError, RuntimeError):
             continue  # on the meta device, or packed by a quantiser: the shape has to do
@@ -270,17 +275,17 @@ def encode(
         for pair in pairs
     ]
     has_special = _special_pattern(lm).search
-    spelt = {
-        context + tail
-        for context, tail in stripped
-        if has_special(tail) and not has_special(context)
-    }
-    texts = {text for context, tail in stripped for text in (context, context + tail)}
-    ids = _batch_encode(lm, texts - spelt) | _batch_encode(lm, spelt, split_special_tokens=True)
+    spelt = {pair for pair in stripped if has_special(pair[1]) and not has_special(pair[0])}
+    texts = {context for context, _ in stripped}
+    texts |= {context + tail for context, tail in stripped if (context, tail) not in spelt}
+    ids = _batch_encode(lm, texts)
+    # Apart: another pair's context may read the same, and hold special tokens.
+    spelt_texts = {context + tail for context, tail in spelt}
+    spelt_ids = _batch_encode(lm, spelt_texts, split_special_tokens=True)
     rows = []
     spanned = 0
     for context, tail in stripped:
-        whole = ids[context + tail]
+        whole = (spelt_ids if (context, tail) in spelt else ids)[context + tail]
         if not context:
             rows.append(Row((lm.prefix_token_id,), tuple(whole)))
             continue
@@ -384,7 +389,11 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
             cut[index] = index not in fitting or short != prefix
             fitted[index] = Row(short, rows[index].continuation) if index in fitting else None
     if any(cut):
-        contexts = {rows[index].prefix for index, was_cut in enumerate(cut) if was_cut}
+        contexts = {
+            row.prefix
+            for row, short_row in zip(rows, fitted, strict=True)
+            if short_row is not None and short_row.prefix != row.prefix
+        }
         logger.warning(
             "%d context(s) do not fit the model's %d tokens beside their continuations and were "
             "cut on the left; %d continuation(s) do not fit at all and have no score",
@@ -412,5 +421,5 @@ def engine_of(lm: HFLM, rows: Sequence[Row]) -> Engine:
         batching = Batching.for_model(lm.model, lm.device, limit)
         engine = lm._hyprank_engine = Engine(lm.model, lm.device, batching, autocast)
     if rows:
-        engine.check(max(rows, key=lambda row: len(row.prefix)))
+        engine.check(max(rows, key=lambda row: len(row.prefix) + len(row.continuation)))
     return engine

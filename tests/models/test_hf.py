@@ -248,6 +248,15 @@ def test_special_token_text_in_a_candidate_is_text(lm, caplog):
     assert "1 of 1 continuations spell a special token" in caplog.text
 
 
+def test_what_a_text_reads_as_does_not_depend_on_other_pairs(lm):
+    """The same characters, of which one pair's context makes a token and another's tail text."""
+    pair, other = ("Why? a</s>", " b"), ("Why?", " a</s>")
+    (alone,), (first, second) = encode(lm, [pair]), encode(lm, [pair, other])
+    assert first == alone
+    assert lm.tokenizer.eos_token_id in first.prefix
+    assert lm.tokenizer.eos_token_id not in second.continuation
+
+
 def test_added_special_tokens_are_text_in_a_candidate_too():
     tokens = tiny.tokenizer()
     tokens.add_tokens([AddedToken("<file_sep>", special=True)])
@@ -341,12 +350,14 @@ def test_a_candidate_longer_than_the_model_has_no_score_and_stops_nothing(caplog
     assert "1 continuation(s) do not fit at all" in caplog.text
 
 
-def test_a_candidate_that_does_not_fit_leaves_others_of_its_context_as_they_are():
+def test_a_candidate_that_does_not_fit_leaves_others_of_its_context_as_they_are(caplog):
     """Without a context of its own, a paper shares the context with all other papers."""
     lm = hflm(max_length=20)
     pairs = [("Hypothesis:", " rivers carry salt"), ("Hypothesis:", " the lazy dog; " * 9)]
     short, long = lm.loglikelihood(tiny.requests(pairs))
     assert (short.truncated, long.truncated) == (False, True)
+    assert "0 context(s)" in caplog.text
+    assert "1 continuation(s) do not fit at all" in caplog.text
     (alone,) = lm.loglikelihood(tiny.requests(pairs[:1]))
     assert short.nll_sum == pytest.approx(alone.nll_sum, abs=1e-5)
 
@@ -458,6 +469,24 @@ def test_every_distinct_request_goes_to_the_cache_once():
     assert sorted(args for _, args, _ in lm.cache_hook.seen) == sorted(set(PAIRS))
     for _, args, answer in lm.cache_hook.seen:
         assert answer == found[PAIRS.index(args)]
+
+
+def test_the_longest_row_is_checked_not_the_longest_prefix(lm):
+    rows = [Row((5,) * 100, (6,) * 5), Row((5,) * 95, (6,) * 200)]
+    assert engine_of(lm, rows).checked_tokens == 295
+
+
+@pytest.mark.parametrize("entry", [0, 300, 383])
+def test_fingerprint_sees_all_of_a_tensor(entry):
+    """Of which it reads some values, not the first ones only."""
+    model = tiny.llama(384)
+    before = model_fingerprint(hflm(model=model))
+    bias = torch.zeros(384)
+    bias[max(0, entry - 1) : entry + 1] = 1.0
+    model.register_buffer("bias", torch.zeros(384))
+    zero = model_fingerprint(hflm(model=model))
+    model.bias = bias
+    assert len({before, zero, model_fingerprint(hflm(model=model))}) == 3
 
 
 def test_fingerprint_tells_models_apart():
