@@ -1,4 +1,4 @@
-"""The `hyprank` command: checks data and installation, and runs lm-eval with the plugin loaded."""
+"""The `hyprank` command: checks data, writes tasks, makes reports, runs lm-eval with the plugin."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _new(arguments: list[str]) -> int:
 
 # --- hyprank report --------------------------------------------------------------------------
 
-_REPORT_PACKAGES = {"pandas", "scipy", "statsmodels", "matplotlib", "yaml", "jinja2"}
+_REPORT_PACKAGES = {"statsmodels", "matplotlib", "yaml"}
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -344,11 +344,14 @@ def _cost(options: argparse.Namespace) -> int:
 def _load_tasks(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
-    import lm_eval_hyprank.tasks  # noqa: F401  (the YAMLs name its functions)
+    import lm_eval_hyprank.tasks  # the YAMLs name its functions
     from lm_eval_hyprank.judge.cost import CostError
 
+    folder = _task_folder()
+    if not folder.is_dir():  # lm-eval lies elsewhere, and this is the source tree
+        folder = Path(lm_eval_hyprank.__path__[0]).parent / "task_configs"
     with _silence():
-        manager = TaskManager(include_path=_task_folder(), include_defaults=False, metadata=options)
+        manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
         known = manager.all_tasks
         if unknown := [name for name in names if name not in known]:
             judges = ", ".join(n for n in known if "judge" in n or "pairwise" in n)

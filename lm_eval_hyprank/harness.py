@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Puts lm-eval's own `evaluate` back."""
+    """Puts lm-eval's own `evaluate` back, for who compares the two."""
     lm_eval.evaluator.evaluate = getattr(
         lm_eval.evaluator.evaluate, "without_hyprank", lm_eval.evaluator.evaluate
     )

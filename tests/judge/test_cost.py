@@ -45,6 +45,15 @@ def test_a_narrow_terminal_cuts_nothing(tokenizer, capsys, monkeypatch):
     assert max(map(len, out.splitlines()[:5])) < 100  # no wider than it must be
 
 
+def test_the_source_tree_serves_where_lm_eval_lies_elsewhere(
+    tokenizer, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(cli, "_task_folder", lambda: tmp_path / "none")
+    command = ["cost", "hyprank_demo_judge", "--tokenizer", tokenizer, "--limit", "2"]
+    assert cli.main(command) == 0
+    assert table(capsys.readouterr().out)["hyprank_demo_judge"][0] == 2
+
+
 def test_what_is_no_judge_is_said_before_any_data_is_read(tokenizer, capsys, tmp_path):
     metadata = json.dumps({"dataset_path": str(tmp_path / "none")})
     command = ["cost", "--tokenizer", tokenizer, "--metadata", metadata]
