@@ -164,7 +164,8 @@ def head_token_scores(
     tile = max(1, _block_size(hidden.device) // max(1, len(hidden)) // LEAST_TILE) * LEAST_TILE
     for start in range(0, len(weight), tile):
         part = slice(start, start + tile)
-        logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
+        with torch.autocast(hidden.device.type, enabled=False):  # the caller's is not the model's
+            logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
         scratch = logits.float()
         inside = (targets // tile == start // tile).nonzero()[:, 0]
         row, column = rows[inside], targets[inside] - start

@@ -115,7 +115,11 @@ def _wrap(evaluate: Any) -> Any:
             results = evaluate(lm, task_dict, *args, **options)
         for name, folder in folders.items():
             made_by = {"task": name, "model_fingerprint": fingerprint}
-            token_file.write(folder, model.rank, model.world_size, scored[name].instances, made_by)
+            instances = scored[name].instances
+            try:
+                token_file.write(folder, model.rank, model.world_size, instances, made_by)
+            except OSError as error:  # a full disk shall not cost the results too
+                logger.error("the values of %s's tokens are lost: %s", name, error)
         if results is not None:
             results["hyprank"] = {"version": lm_eval_hyprank.__version__}
             if fingerprint is not None:
@@ -212,9 +216,10 @@ def token_folders(tasks: Mapping[str, Task]) -> dict[str, Path]:
     """Where the values of the tasks' tokens are to be stored, by ``--metadata``'s `token_scores`.
 
     Raises:
-        ValueError: It is no folder's name, or some task's values are there already.
+        ValueError: It is no folder's name, some task's values are there already, or two tasks'
+            would go to the same one.
     """
-    folders = {}
+    folders: dict[str, Path] = {}
     for name, task in tasks.items():
         asked = (task.config.metadata or {}).get("token_scores")
         if asked is None:
@@ -224,7 +229,14 @@ def token_folders(tasks: Mapping[str, Task]) -> dict[str, Path]:
                 f"token_scores is {asked!r}; name the folder that takes the values of the tokens: "
                 """--metadata '{"token_scores": "DIR"}'"""
             )
-        folders[name] = token_file.folder_for(asked, name)
+        folder = token_file.folder_for(asked, name)
+        for other, taken in folders.items():
+            if folder == taken:
+                raise ValueError(
+                    f"the values of the tokens of {other} and {name} would both go to {folder}; "
+                    "name another folder as token_scores of one of them"
+                )
+        folders[name] = folder
     return folders
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -198,6 +199,10 @@ class Predictor:
         Args:
             tokens: A text that the model may see; its first tokens are looked at.
         """
+        with _HEADS:
+            self._find_plain_head(tokens[:PROBE_TOKENS])
+
+    def _find_plain_head(self, tokens: Sequence[int]) -> None:
         head = _output_head(self.model)
         if type(head) is not torch.nn.Linear or "forward" in vars(head):
             return
@@ -209,7 +214,6 @@ class Predictor:
         with self.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return
-        tokens = tokens[:PROBE_TOKENS]
         targets = [token % len(head.weight) for token in tokens]  # any will do
         positions = list(range(len(tokens)))
         with _head_outputs(self.model) as outputs:
@@ -323,20 +327,30 @@ def _output_head(model: Any) -> torch.nn.Module | None:
     return head
 
 
+_HEADS = threading.RLock()
+"""Held by the one thread that looks at an output head, or leaves it out."""
+
+
 @contextmanager
 def _head_outputs(model: Any) -> Iterator[list[torch.Tensor]]:
     """Collects what the model's output head returns; nothing where it has none to show."""
     found: list[torch.Tensor] = []
+    own_thread = threading.get_ident()
     head = _output_head(model)
     if head is None:
         yield found
         return
-    # A copy: some models (xLSTM) cap in place.
-    handle = head.register_forward_hook(lambda *call: found.append(call[-1].clone()))
-    try:
-        yield found
-    finally:
-        handle.remove()
+
+    def collect(*call: Any) -> None:
+        if threading.get_ident() == own_thread:
+            found.append(call[-1].clone())  # a copy: some models (xLSTM) cap in place
+
+    with _HEADS:
+        handle = head.register_forward_hook(collect)
+        try:
+            yield found
+        finally:
+            handle.remove()
 
 
 _PLACEHOLDER = (-8192.0, 1.0, 8192.0)
@@ -350,23 +364,27 @@ Every dtype of 16 bits or more holds these numbers exactly.
 def _left_out(head: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
     """Collects what an output head is given; what it returns is a placeholder, at no cost.
 
-    Meanwhile the model is not to be used by another thread. A head whose ``forward`` is
-    somebody else's already is left as it is.
+    Only in this thread: others get logits, and wait where they would leave out a head themselves.
+    A head whose ``forward`` is somebody else's already is left as it is.
     """
     found: list[torch.Tensor] = []
-    if "forward" in vars(head):
-        yield found
-        return
+    own_thread = threading.get_ident()
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if threading.get_ident() != own_thread:
+            return torch.nn.Linear.forward(head, hidden)
         found.append(hidden)
         return hidden.new_tensor(_PLACEHOLDER).repeat(*hidden.shape[:-1], 1)
 
-    head.forward = forward  # type: ignore[method-assign, assignment]
-    try:
-        yield found
-    finally:
-        del head.forward
+    with _HEADS:
+        if "forward" in vars(head):
+            yield found
+            return
+        head.forward = forward  # type: ignore[method-assign, assignment]
+        try:
+            yield found
+        finally:
+            del head.forward
 
 
 def _is_placeholder(logits: torch.Tensor) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -183,6 +184,7 @@ class Engine:
         untried: Ways of reuse that have not failed a check, the preferred one first.
         checked_tokens: Length of the longest row that was checked; 0 before :meth:`check`.
         rope_switch: The length beyond which rotary frequencies change, in tokens.
+        rope_limit: That beyond which they depend on the texts seen before.
         device_difference: On a device of `UNPROVEN_DEVICES`, by what share of a row's NLL it
             differs from the CPU; None elsewhere.
         predictor: Calls the model, its output head left out where :meth:`check` found that it may.
@@ -201,7 +203,11 @@ class Engine:
         self.predictor = Predictor(model, device, autocast)
         self.rope_switch = _rope_switch(model)
         self.reuse: _Strategy | None = None
+        self.rope_limit = _rope_limit(model)
         self.untried: list[_Strategy] = [_SharedPrefix, _CopiedPrefix]
+        adapters = getattr(model, "peft_config", {}).values()
+        if any(getattr(adapter, "alora_invocation_tokens", None) for adapter in adapters):
+            self.untried = []  # fed without the tokens that invoke it, an adapter does nothing
         self.checked_tokens = 0
         self.device_difference: float | None = None
 
@@ -220,10 +226,14 @@ class Engine:
         Yields:
             Finished rows, each as its index in ``rows`` and the scores of its continuation's
             tokens, on the CPU.
+
+        Raises:
+            IndexError: The model has no embedding or no logit for a token.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)
+        self._refuse_unknown(itertools.chain(groups, (row.continuation for row in rows)))
         parts: list[tuple[tuple[int, ...], list[int]]] = []
         for prefix, all_members in sorted(groups.items(), key=lambda g: (-len(g[0]), g[0])):
             if len(all_members) > POOL_ROWS:
@@ -293,37 +303,53 @@ class Engine:
             Scores in the order of the continuations.
         """
         assert self.reuse is not None
-        if len(prefix) > 1 and max(map(len, continuations)) == 2:
-            # One token of each would be fed, and a padding beside it, for which the model may
-            # have no position.
-            longer = [(prefix[-1], *continuation) for continuation in continuations]
-            return [scores[1:] for scores in self.score_on_prefix(prefix[:-1], longer, extras)]
-        ids = self._padded([prefix])
-        outputs, found = self.predictor(ids, extras, use_cache=True, logits_to_keep=1)
+        # The prefix's last position predicts every continuation's first token. Where only one
+        # token of each is left to feed, that position is fed with it: a single token would take
+        # the path for generation, which in some state-space models (Zamba 2, Nemotron-H) computes
+        # something slightly different, and beside it the model may have no position for padding.
+        held = prefix[: self._held(prefix, continuations)]
+        lead = tuple(prefix[len(held) :])
+        outputs, found = self.predictor(
+            self._padded([held]), extras, use_cache=True, logits_to_keep=1
+        )
         cached = self.reuse(getattr(outputs, "cache", None) or outputs.past_key_values)
-        # The prefix's last position predicts every continuation's first token.
-        firsts = [continuation[0] for continuation in continuations]
-        first = found.last(1).scores(firsts, [0] * len(firsts), extras)
+        scores: dict[int, list[TokenScores]] = {index: [] for index in range(len(continuations))}
+        rows = [Row(held, (*lead, *continuation)) for continuation in continuations]
+        if not lead:
+            firsts = [row.continuation[0] for row in rows]
+            first = found.last(1).scores(firsts, [0] * len(firsts), extras)
+            for index in scores:
+                scores[index].append(first[index : index + 1])
+        beyond_first = [Row(row.prefix, row.continuation[1:]) for row in rows]
         inputs: dict[tuple[int, ...], list[int]] = {}
-        for index, continuation in enumerate(continuations):
-            if len(continuation) > 1:
-                inputs.setdefault(tuple(continuation[:-1]), []).append(index)
-        beyond_first = [Row(prefix, continuation[1:]) for continuation in continuations]
-        rest: dict[int, TokenScores] = {}
+        for index, row in enumerate(rows):
+            if len(row.continuation) > 1:
+                inputs.setdefault(tuple(row.continuation[:-1]), []).append(index)
 
         def run(batch: list[tuple[int, ...]]) -> None:
-            # A single token would take the path for generation, which in some state-space models
-            # (Zamba 2, Nemotron-H) computes something slightly different.
             ids = self._padded(batch, 2)
-            found = self._forward(ids, cached, start=len(prefix), extras=extras)
+            found = self._forward(ids, cached, start=len(held), extras=extras)
             wanted = [(n, 0, i) for n, sequence in enumerate(batch) for i in inputs[sequence]]
+            rest: dict[int, TokenScores] = {}
             self._pick(found, wanted, beyond_first, rest, extras)
+            for index, more in rest.items():
+                scores[index].append(more)
 
         self._in_batches(list(inputs), run)
-        return [
-            TokenScores.concatenate([first[i : i + 1], rest[i]]) if i in rest else first[i : i + 1]
-            for i in range(len(continuations))
-        ]
+        return [TokenScores.concatenate(parts) for parts in scores.values()]
+
+    def _refuse_unknown(self, texts: Iterable[Sequence[int]]) -> None:
+        known = getattr(self.model.get_input_embeddings(), "num_embeddings", sys.maxsize)
+        highest = max(map(max, texts), default=0)
+        if highest >= known:
+            raise IndexError(
+                f"token {highest} has no embedding: the model has {known}. Is this the model's "
+                "own tokenizer?"
+            )
+
+    def _held(self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]) -> int:
+        """How many tokens of a prefix are held in its cache: all, or all but the last."""
+        return len(prefix) - (len(prefix) > 1 and max(map(len, continuations)) == 2)
 
     def check(self, row: Row) -> None:
         """Finds out how this model's prefix can be reused, if at all.
@@ -332,9 +358,10 @@ class Engine:
         all that stands before. Each way of reuse is tried in turn; the first that reproduces the
         plain forward pass is kept for :meth:`score`. Where none does (recurrent layers that
         ignore the state handed to them, models that return no cache, virtual-token adapters), one
-        warning says so and :meth:`score` makes whole passes only. Does nothing for a row no
-        longer than one checked before. The first time, it is also found out whether the output
-        head may be left out of the passes.
+        warning says so and :meth:`score` makes whole passes only. Where a sequence in a batch has
+        other scores than alone, a warning says so and sequences are scored one by one. Does
+        nothing for a row no longer than one checked before. The first time, it is also found out
+        whether the output head may be left out of the passes.
 
         Args:
             row: The longest row that will be scored: what goes wrong may do so only beyond an
@@ -342,47 +369,73 @@ class Engine:
 
         Raises:
             TypeError: The model is not causal: what it predicts depends on what follows.
+            ValueError: The row is longer than the model scores without regard to other rows.
         """
-        tokens = [*row.prefix, *row.continuation]
-        if len(tokens) <= self.checked_tokens or not self.untried:
+        length = len(row.prefix) + len(row.continuation)
+        if length <= self.checked_tokens or (self.checked_tokens and not self.untried):
             return
+        if length - 1 > self.rope_limit:
+            raise ValueError(
+                f"a text of {length - 1} tokens goes beyond the {self.rope_limit} from which "
+                f"{type(self.model).__name__} takes its rotary frequencies from the longest text "
+                "it has seen (rope_type dynamic), so a score would depend on what else is scored; "
+                f"pass --model_args max_length={self.rope_limit}"
+            )
+        # Every token is a target here, and not every one that can be fed has a logit.
+        vocabulary = self.model.config.get_text_config().vocab_size
+        tokens = [token % vocabulary for token in (*row.prefix, *row.continuation)]
         if not self.checked_tokens:
             self.predictor.find_plain_head(tokens)
-        length = len(tokens)
         if len(tokens) < 2 * CHECK_TOKENS:
             tokens = (tokens * CHECK_TOKENS)[: 2 * CHECK_TOKENS]
         prefix, tail = tokens[:-CHECK_TOKENS], tokens[-CHECK_TOKENS:]
-        other = tail[::-1][: CHECK_TOKENS // 2]
         if self._straddles(prefix, [tail]):
-            del prefix[-CHECK_TOKENS:]
+            prefix = prefix[:-CHECK_TOKENS] or (prefix * 2)[: self.rope_switch + 1]
         if self.device.type in UNPROVEN_DEVICES and self.device_difference is None:
             self.device_difference = self._compare_with_cpu(Row(prefix, tail))
-        # In batches of two, one row is padded (unless held logits forbid it); the third has a
-        # single token to feed and finds the prefix used before.
-        continuations = [tail, other, tail[:2]]
+        # The second is padded in a batch with the first; the third has a single token to feed
+        # and finds the prefix used before.
+        continuations = [tail, tail[::-1][: CHECK_TOKENS // 2], tail[:2]]
         batching = self.batching
-        self.batching = replace(batching, max_sequences=2, max_tokens=sys.maxsize)
         proven = None
-        problems = []
+        problems = [] if self.untried else ["its adapter acts only after certain tokens"]
         try:
-            expected = self.score_whole([Row(prefix, tail), Row(prefix, other)])
-            expected.append(expected[0][:2])
-            tolerance = self.predictor.tolerance(expected)
-            # Both follow the same prefix, so their first tokens have the same logits.
-            if float((expected[0].logz[0] - expected[1].logz[0]).abs()) > tolerance:
+            self.batching = replace(batching, max_sequences=1)
+            # With the last tokens of the prefix, which say whether it is seen what follows them:
+            # texts of one shape, so that a causal model computes the very same.
+            lead = prefix[1:][-CHECK_TOKENS:]
+            start = prefix[: -len(lead)]
+            one, other = (
+                self.score_whole([Row(start, [*lead, *text])])[0] for text in (tail, tail[::-1])
+            )
+            tolerance = self.predictor.tolerance([one, other])
+            known = not (one.nll.isnan().any() or other.nll.isnan().any())
+            if known and score_difference(one[: len(lead)], other[: len(lead)]) > tolerance:
                 raise TypeError(
                     f"what {type(self.model).__name__} predicts after a text depends on what "
-                    "follows the text (attention in both directions, or padding that is seen), so "
-                    "a continuation has no score of its own. Use a causal language model."
+                    "follows the text (attention in both directions, or weights quantised by "
+                    "what is fed), so a continuation has no score of its own. Use a causal "
+                    "language model, in eval mode."
+                )
+            after = slice(len(lead), None)
+            expected = [one[after], other[after][: CHECK_TOKENS // 2], one[after][:2]]
+            self.batching = replace(batching, max_sequences=2, max_tokens=sys.maxsize)
+            pair = self.score_whole([Row(prefix, continuation) for continuation in continuations])
+            if known and _most_off(pair, expected) > tolerance:
+                batching = self.batching = replace(batching, max_sequences=1)
+                logger.warning(
+                    "%s scores a text in a batch otherwise than alone (off by %.2g nats a token), "
+                    "so texts are scored one by one",
+                    type(self.model).__name__,
+                    _most_off(pair, expected),
                 )
             while self.untried and proven is None:
                 self.reuse = self.untried[0]
                 try:
-                    found = self.score_on_prefix(prefix, continuations)
+                    off = _most_off(self.score_on_prefix(prefix, continuations), expected)
                 except Exception as error:  # a model may raise anything on a cache it cannot use
                     problems.append(f"{self.reuse.name}: {type(error).__name__}: {error}")
                 else:
-                    off = max(score_difference(f, e) for f, e in zip(found, expected, strict=True))
                     if off <= tolerance:
                         proven = self.reuse
                         continue
@@ -423,9 +476,9 @@ class Engine:
         return relative
 
     def _straddles(self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]) -> bool:
-        """Whether the prefix alone has other rotary frequencies than with a continuation."""
-        longest = max(map(len, continuations))
-        return len(prefix) <= self.rope_switch < len(prefix) + max(2, longest - 1)
+        """Whether what is held has other rotary frequencies than with a continuation."""
+        fed = max(2, max(map(len, continuations)) - 1)
+        return self._held(prefix, continuations) <= self.rope_switch < len(prefix) + fed
 
     def _in_batches(
         self, sequences: list[tuple[int, ...]], run: Callable[[list[tuple[int, ...]]], None]
@@ -530,15 +583,28 @@ def _rope_switch(model: Any) -> int:
     So they do in models with ``longrope`` (Phi-3 and Phi-4 mini with 128k tokens): the keys of a
     shorter prefix are of no use to a longer sequence, nor may padding make a sequence longer.
     """
-    config = model.config.get_text_config()
-    parameters = getattr(config, "rope_parameters", None) or {}
-    # One set for all layers, or one for each type of layer.
-    sets = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
     return min(
-        (
-            part["original_max_position_embeddings"]
-            for part in sets
-            if part.get("rope_type") == "longrope"
-        ),
+        (part["original_max_position_embeddings"] for part in _rope_sets(model, "longrope")),
         default=sys.maxsize,
     )
+
+
+def _rope_limit(model: Any) -> int:
+    """The length beyond which rotary embeddings depend on the longest text a model has seen.
+
+    So they do with ``dynamic`` scaling, where transformers computes them anew for a longer text
+    and keeps them for what follows.
+    """
+    config = model.config.get_text_config()
+    return config.max_position_embeddings if _rope_sets(model, "dynamic") else sys.maxsize
+
+
+def _rope_sets(model: Any, kind: str) -> list[dict[str, Any]]:
+    """The parameters of rotary embeddings of a kind, one for all layers or one for each type."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    sets = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
+    return [part for part in sets if part.get("rope_type") == kind]
+
+
+def _most_off(found: Sequence[TokenScores], expected: Sequence[TokenScores]) -> float:
+    return max(score_difference(*each) for each in zip(found, expected, strict=True))

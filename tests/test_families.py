@@ -253,11 +253,13 @@ def test_right_reuse_is_found_in_half_precision_too(family):
     [("cpmant", {}), ("xlnet", {}), ("bert", {"is_decoder": False}), ("xlm", {"causal": False})],
     ids=["cpmant", "xlnet", "bert", "xlm"],
 )
-def test_models_that_are_not_causal_are_refused(family, changes):
-    engine = engine_of(families.build(family, **changes))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_models_that_are_not_causal_are_refused(family, changes, dtype, seed):
+    engine = engine_of(families.build(family, **changes).to(dtype))
     for _ in range(2):  # nor does it get numbers by asking again
         with pytest.raises(TypeError, match="depends on what follows"):
-            engine.check(Row(tokens(60, 0), tokens(12, 1)))
+            engine.check(Row(tokens(60, seed), tokens(12, 100 + seed)))
 
 
 @pytest.mark.skipif(not KNOWN_VERSION, reason=f"the page is of transformers {MEASURED}")

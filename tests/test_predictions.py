@@ -8,6 +8,7 @@ import inspect
 import itertools
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from tests.test_prefix import (
     VOCABULARY,
     checked,
     engine_of,
-    llama,
     off,
     plain,
     record,
@@ -263,10 +263,45 @@ def test_a_model_without_a_say_on_its_head():
 @pytest.mark.parametrize("tiled", [False, True])
 def test_a_token_that_the_head_does_not_know_is_an_error(tiled):
     """The last token is never fed, so no embedding complains."""
-    engine = engine_of(llama())
-    engine.predictor.plain_head = llama().lm_head if tiled else None
+    model = tiny.llama(VOCABULARY + 8)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:VOCABULARY].clone())
+    engine = engine_of(model)
+    engine.predictor.plain_head = model.lm_head if tiled else None
     with pytest.raises(IndexError, match=rf"token {VOCABULARY} .* has {VOCABULARY} rows"):
         scored(engine, [Row(tokens(30), (5, VOCABULARY))])
+
+
+@pytest.mark.parametrize("row", [Row((5, VOCABULARY), (6,)), Row((5,), (6, VOCABULARY))])
+def test_a_token_that_no_embedding_knows_is_an_error_at_once(row):
+    shapes = record(model := tiny.llama(VOCABULARY))
+    with pytest.raises(IndexError, match=rf"token {VOCABULARY} has no embedding: .* {VOCABULARY}"):
+        scored(engine_of(model), [*GROUP, row])
+    assert not shapes
+
+
+def test_threads_do_not_see_each_others_head():
+    """Nor does a pass of somebody else's meanwhile."""
+    model = tiny.llama(VOCABULARY)
+    expected = [plain(row) for row in GROUP]
+    ids = torch.tensor([tokens(9)])
+    with torch.no_grad():
+        own = model(ids).logits
+
+    def work(_: int) -> bool:
+        engine = checked(model)
+        found = scored(engine, GROUP)
+        kept = engine.predictor.plain_head is model.lm_head
+        return kept and all(off(*each) <= TOLERANCE for each in zip(found, expected, strict=True))
+
+    def other_pass(_: int) -> bool:
+        with torch.no_grad():
+            return torch.equal(model(ids).logits, own)
+
+    with ThreadPoolExecutor(6) as pool:
+        results = [pool.submit(work, n) for n in range(8)]
+        results += [pool.submit(other_pass, n) for n in range(100)]
+        assert all(result.result() for result in results)
+    assert "forward" not in vars(model.lm_head)
 
 
 def test_a_plain_head_is_left_out_for_extras_too(heads_run):

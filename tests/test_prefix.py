@@ -547,6 +547,40 @@ def test_a_check_that_breaks_off_proves_nothing():
     assert engine.reuse is _SharedPrefix
 
 
+def test_a_batch_that_changes_scores_is_avoided(caplog):
+    """As activations do that are quantised by the batch, or padding that is seen."""
+    model = tiny.llama(VOCABULARY)
+    expected = [tiny.plain_scores(model, row) for row in GROUP]
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def worse_together(**options: Any) -> Any:
+        outputs = forward(**options)
+        outputs.logits = outputs.logits * (1 + 0.01 * (len(options["input_ids"]) - 1))
+        return outputs
+
+    model.forward = worse_together
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        engine = checked(model, max_sequences=8)
+    assert "so texts are scored one by one" in caplog.text
+    assert engine.reuse is _SharedPrefix
+    for scores, right in zip(scored(engine, GROUP), expected, strict=True):
+        assert off(scores, right) <= TOLERANCE
+
+
+def test_a_context_may_hold_tokens_without_a_logit():
+    """Images' and others', which a model is fed and never predicts."""
+    model = tiny.llama(VOCABULARY + 8)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:VOCABULARY].clone())
+    model.config.vocab_size = VOCABULARY
+    rows = [Row((*tokens(30), VOCABULARY + 1), tokens(count, 1)) for count in (2, 1)]
+    engine = engine_of(model)
+    engine.check(rows[0])
+    assert engine.reuse is _SharedPrefix
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        assert off(scores, tiny.plain_scores(model, row)) <= TOLERANCE
+
+
 def test_a_masked_token_does_not_spoil_the_check(caplog):
     """Its logit of minus infinity, and so its NLL, is the same both ways."""
     model = tiny.llama(VOCABULARY)
@@ -702,6 +736,32 @@ def test_longrope(reuse, max_sequences):
         assert off(scores, tiny.plain_scores(model, row)) <= 2 * TOLERANCE
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 18])
+@pytest.mark.parametrize("longest", [1, 2, 3])
+def test_longrope_with_short_answers_only(length, longest):
+    """Of which the prefix's last token may be fed with the answers."""
+    model = families.build("phi3, longrope", sliding_window=None)
+    engine = engine_of(model, max_sequences=None)
+    engine.reuse = _SharedPrefix
+    rows = [Row(tokens(length), tokens(longest, seed)) for seed in range(4)]
+    rows.append(Row(tokens(length), tokens(1)))
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        assert off(scores, tiny.plain_scores(model, row)) <= 2 * TOLERANCE
+
+
+def test_what_depends_on_the_longest_text_seen_is_refused():
+    """Frequencies of dynamic scaling, which transformers keeps for what follows."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = tiny.llama(VOCABULARY, max_position_embeddings=40, rope_parameters=rope)
+    engine = engine_of(model)
+    with pytest.raises(ValueError, match=r"goes beyond the 40 .* max_length=40"):
+        engine.check(Row(tokens(30), tokens(12, 1)))
+    rows = [Row(tokens(30), tokens(count, count)) for count in (11, 5, 2)]
+    engine.check(rows[0])
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        assert off(scores, tiny.plain_scores(model, row)) <= TOLERANCE
+
+
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])
 def test_longrope_needs_care(reuse):
     """Without it, padding or a prefix of the other side does change scores."""
@@ -716,6 +776,14 @@ def test_longrope_needs_care(reuse):
         )
     ]
     assert max(errors) > 1e-2
+
+
+@pytest.mark.parametrize("length", [1, 8, 24, 30])
+def test_longrope_that_changes_within_the_check(length):
+    engine = engine_of(families.build("phi3, longrope"))
+    assert engine.rope_switch == 16
+    engine.check(Row(tokens(length), tokens(2, 1)))
+    assert engine.reuse is _SharedPrefix
 
 
 @pytest.mark.parametrize("length", [20, 24, 25, 40, 41, 47, 48, 49, 56, 57, 64, 90])
@@ -768,6 +836,26 @@ def test_virtual_tokens_stand_in_front_once(config):
     for part in engine.score(GROUP, Extras(precap=True)):
         for _, scores in part:
             assert torch.equal(scores.extra["precap"], scores.raw)
+
+
+def test_an_adapter_that_tokens_invoke_is_never_parted_from_them(caplog):
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=4,
+        target_modules=["q_proj", "v_proj"],
+        alora_invocation_tokens=[7, 8],
+    )
+    adapter = adapted(tiny.llama(VOCABULARY), config)
+    engine = engine_of(adapter)
+    longest = Row(tokens(60), (9,) * 12)
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        engine.check(longest)
+    assert "acts only after certain tokens" in caplog.text
+    assert engine.reuse is None
+    rows = [longest, *(Row((*tokens(30), 7, 8), tokens(3, seed)) for seed in range(4))]
+    for row, scores in zip(rows, scored(engine, rows), strict=True):
+        assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
+    assert engine.predictor.plain_head is not None, "the rest of the check is made"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -101,19 +102,28 @@ def test_nothing_is_overwritten_and_nothing_is_scored_first(stored, lm, monkeypa
     assert {path: path.read_bytes() for path in folder.rglob("*.parquet")} == before
 
 
+def test_two_tasks_of_one_folder_are_refused(tmp_path):
+    """Their names differ in what a folder's name cannot hold."""
+    config = SimpleNamespace(metadata={"token_scores": str(tmp_path)})
+    tasks = dict.fromkeys(["my task", "other", "my_task"], SimpleNamespace(config=config))
+    with pytest.raises(ValueError, match="my task and my_task would both go to"):
+        harness.token_folders(tasks)
+
+
 @pytest.mark.parametrize("value", [True, 3, " "])
 def test_a_name_that_is_no_folder_is_refused(lm, value):
     with pytest.raises(ValueError, match=r"token_scores is .*\"token_scores\": \"DIR\""):
         evaluate([TASK], lm, limit=1, metadata={"token_scores": value})
 
 
-def test_a_failure_leaves_no_file(tmp_path, lm, monkeypatch):
+def test_a_failure_leaves_no_file_and_the_results(tmp_path, lm, monkeypatch, caplog):
     def fail(*_args, **_kwargs):
         raise OSError("disk full")
 
     monkeypatch.setattr(pq, "write_table", fail)
-    with pytest.raises(OSError, match="disk full"):
-        evaluate([TASK], lm, limit=1, metadata={"token_scores": str(tmp_path)})
+    results = evaluate([TASK], lm, limit=1, metadata={"token_scores": str(tmp_path)})
+    assert "nll" in str(results["results"][TASK])
+    assert f"the values of {TASK}'s tokens are lost: disk full" in caplog.text
     assert not list(tmp_path.rglob("*.parquet"))
 
 

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import string
 import zlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ def check_supported(lm: Any) -> None:
     Raises:
         TypeError: The model is not lm-eval's ``hf``, a subclass that replaces how it is called,
             or not decoder-only.
+        ValueError: The model is in train mode.
     """
     remedy = (
         "Use --model hf (or hf-energy), which reads the logits of a local Hugging Face model; for "
@@ -82,6 +84,8 @@ def check_supported(lm: Any) -> None:
             "encoder-decoder models are not supported: the scores are defined on the tokens that "
             f"follow the context in one decoder. {remedy}"
         )
+    if lm.model.training:
+        raise ValueError("the model is in train mode, where dropout changes scores: model.eval()")
 
 
 def score_requests(
@@ -122,7 +126,9 @@ def score_requests(
     for index, request in enumerate(requests):
         context, continuation = request.args
         if not continuation:
-            raise _nothing_to_score(request, "is empty, so it has no tokens")
+            raise _refused(request, "is empty, so it has no tokens and there is nothing to score")
+        if _SURROGATE.search(context + continuation):
+            raise _refused(request, "or its context has half of a surrogate pair, which is no text")
         pairs.setdefault((context, continuation), []).append(index)
 
     keys = list(pairs)
@@ -130,8 +136,11 @@ def score_requests(
     encoded = encode(lm, keys, headed)
     for key, whole in zip(keys, encoded, strict=True):
         if not whole.continuation:
-            why = f"({key[1]!r}) has no tokens after its context under this model's tokenizer"
-            raise _nothing_to_score(requests[pairs[key][0]], why)
+            why = (
+                f"({key[1]!r}) has no tokens after its context under this model's tokenizer, so "
+                "there is nothing to score"
+            )
+            raise _refused(requests[pairs[key][0]], why)
     rows, truncated = _fit(lm, encoded)
     engine = engine_of(lm, [row for row in rows if row is not None])
     found: list[ContinuationScore | None] = [None] * len(requests)
@@ -169,11 +178,13 @@ def score_requests(
     return [score for score in found if score is not None]
 
 
-def _nothing_to_score(request: Instance, why: str) -> ValueError:
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _refused(request: Instance, why: str) -> ValueError:
     item = (request.doc or {}).get("paper_id", request.doc_id)
     return ValueError(
-        f"task {request.task_name}, item {item}: candidate {request.idx} {why}, so there is "
-        "nothing to score; remove or fill it"
+        f"task {request.task_name}, item {item}: candidate {request.idx} {why}; remove or mend it"
     )
 
 
@@ -226,6 +237,12 @@ def model_fingerprint(lm: HFLM) -> str:
     probe = "Hypothesis: 3.14 \u03b1\n<x>"
     add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
     add_weights(digest, lm.model)
+    for name, adapter in getattr(lm.model, "peft_config", {}).items():
+        settings = adapter.to_dict() | {"base_model_name_or_path": None}
+        add(name, json.dumps(settings, sort_keys=True, default=str))
+    for module in lm.model.modules():  # an adapter's layers may be scaled or switched off
+        if hasattr(module, "disable_adapters") and hasattr(module, "active_adapters"):
+            add(module.disable_adapters, module.active_adapters, getattr(module, "scaling", None))
     return digest.hexdigest()[:16]
 
 
@@ -330,10 +347,13 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
 def _front_tokens(lm: HFLM) -> list[int]:
     """The special tokens that the tokenizer puts before a text, under lm-eval's settings."""
     options = {} if lm.add_bos_token is None else {"add_special_tokens": lm.add_bos_token}
-    plain = lm.tokenizer.encode("x", add_special_tokens=False)
-    full = lm.tokenizer.encode("x", **options)
+    for text in ("x", *string.ascii_letters, *string.digits):
+        # Vocabularies of nucleotides, amino acids or digits have no token for some.
+        if plain := lm.tokenizer.encode(text, add_special_tokens=False):
+            break
+    full = lm.tokenizer.encode(text, **options)
     for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
+        if plain and full[start : start + len(plain)] == plain:
             return list(full[:start])
     raise ValueError(
         f"{type(lm.tokenizer).__name__} does not keep a text's tokens together when it adds "
@@ -365,7 +385,9 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
     Returns:
         The rows, None where not even the continuation fits, and which of them were cut.
     """
-    limit = lm.max_length + 1  # the last token is predicted, never fed
+    adapter = getattr(lm.model, "active_peft_config", None)
+    virtual = getattr(adapter, "num_virtual_tokens", None) or 0  # they take positions too
+    limit = lm.max_length - virtual + 1  # the last token is predicted, never fed
     front = tuple(_front_tokens(lm))
     groups: dict[Sequence[int], list[int]] = {}
     for index, row in enumerate(rows):
@@ -405,10 +427,10 @@ def _fit(lm: HFLM, rows: Sequence[Row]) -> tuple[list[Row | None], list[bool]]:
 
 
 def engine_of(lm: HFLM, rows: Sequence[Row]) -> Engine:
-    """The model's engine, made and checked on first use."""
+    """The model's engine, made and checked on first use, and anew for another model."""
     check_supported(lm)
     engine: Engine | None = lm.__dict__.get("_hyprank_engine")
-    if engine is None:
+    if engine is None or engine.model is not lm.model or engine.device != lm.device:
 
         def autocast() -> torch.autocast:
             return torch.autocast(

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from tokenizers import AddedToken, normalizers
-from transformers import LlamaConfig, T5Config, T5ForConditionalGeneration
+from peft import LoraConfig, PromptTuningConfig, TaskType, get_peft_model
+from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from lm_eval_hyprank import ContinuationScore
 from lm_eval_hyprank.extras import Extras
@@ -474,6 +482,84 @@ def test_every_distinct_request_goes_to_the_cache_once():
 def test_the_longest_row_is_checked_not_the_longest_prefix(lm):
     rows = [Row((5,) * 100, (6,) * 5), Row((5,) * 95, (6,) * 200)]
     assert engine_of(lm, rows).checked_tokens == 295
+
+
+def test_another_model_has_an_engine_of_its_own():
+    lm = hflm()
+    pair = [("Why is the sea salt?", " rivers")]
+    before = lm.loglikelihood(tiny.requests(pair))
+    assert lm.loglikelihood(tiny.requests(pair)) == before
+    lm._model = tiny.llama(seed=5)
+    (score,) = lm.loglikelihood(tiny.requests(pair))
+    (row,) = encode(lm, pair)
+    assert score.nll_sum == pytest.approx(float(tiny.plain_scores(lm.model, row).nll.sum()))
+
+
+def test_the_callers_autocast_is_not_the_models(lm):
+    before = lm.loglikelihood(tiny.requests(PAIRS))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lm.loglikelihood(tiny.requests(PAIRS)) == before
+
+
+def test_a_model_in_train_mode_is_refused():
+    lm = hflm()
+    lm.model.train()
+    with pytest.raises(ValueError, match=r"train mode, where dropout .* model\.eval\(\)"):
+        lm.loglikelihood(tiny.requests(PAIRS))
+
+
+@pytest.mark.parametrize("text", ["a \ud800 b", "\udfff"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_half_a_surrogate_pair_is_refused(lm, text, where):
+    pair = ("Why?", " salt")
+    pair = (text, pair[1]) if where == 0 else (pair[0], text)
+    with pytest.raises(ValueError, match=r"candidate 0 .* half of a surrogate pair"):
+        lm.loglikelihood(tiny.requests([pair]))
+
+
+def test_bos_is_kept_where_the_vocabulary_is_not_text():
+    """Nucleotides: no token for the letter x, and none for what is unknown."""
+    letters = {"<s>": 0, "</s>": 1, "<pad>": 2, "A": 3, "C": 4, "G": 5, "T": 6}
+    backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    pair = ("ACGT", "GA")
+    assert ids_of(hflm(tokenizer=tokenizer), pair) == ([0, 3, 4, 5, 6], [5, 3])
+
+
+def test_virtual_tokens_take_positions_too():
+    config = GPT2Config(vocab_size=320, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    prompt = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=5)
+    model = get_peft_model(GPT2LMHeadModel(config), prompt).eval()
+    lm = hflm(model=model)
+    (score,) = lm.loglikelihood(tiny.requests([("salt and rivers " * 20, " sea")]))
+    assert score.truncated
+    assert math.isfinite(score.nll)
+
+
+@pytest.mark.parametrize("change", ["alpha", "off", "scale"])
+def test_fingerprint_tells_adapters_apart(change):
+    """Their weights are the same, and what is made of them is not."""
+
+    def adapted(alpha=8):
+        config = LoraConfig(task_type=TaskType.CAUSAL_LM, lora_alpha=alpha)
+        torch.manual_seed(0)
+        return get_peft_model(tiny.llama(), config).eval()
+
+    before = model_fingerprint(hflm(model=adapted()))
+    assert model_fingerprint(hflm(model=adapted())) == before
+    other = adapted(16 if change == "alpha" else 8)
+    if change == "off":
+        other.disable_adapter_layers()
+    if change == "scale":
+        for module in other.modules():
+            if isinstance(getattr(module, "scaling", None), dict):
+                module.scaling["default"] = 3.0
+    assert model_fingerprint(hflm(model=other)) != before
 
 
 @pytest.mark.parametrize("entry", [0, 300, 383])
