@@ -193,6 +193,8 @@ def note(family: str, model: Any, warnings: list[str]) -> str:
     if warnings:
         reason = warnings[0].split("copied: ")[-1].rstrip(")")
         notes.append("reuse " + ("is wrong" if reason.startswith("off by") else "fails"))
+    if family == "reformer":
+        notes.append("hashes at random once a text is long, and is then refused")
     return ", ".join(notes)
 
 
