@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,9 @@ def token_counter(tokenizer: str) -> Callable[[str], int]:
             "model, or the folder or owner/name of a Hugging Face tokenizer"
         ) from error
     except Exception as error:  # whatever the network and the two libraries raise
-        reason = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
         raise CostError(
             f"the tokenizer {tokenizer!r} cannot be loaded ({type(error).__name__}: {reason}); "
-            "give the folder of a tokenizer on this machine"
+            "give the folder of a tokenizer on this machine: --tokenizer DIR"
         ) from error
     return lambda text: len(encoding.encode(text, disallowed_special=()))
