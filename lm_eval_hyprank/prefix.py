@@ -339,7 +339,10 @@ class Engine:
         return [TokenScores.concatenate(parts) for parts in scores.values()]
 
     def _refuse_unknown(self, texts: Iterable[Sequence[int]]) -> None:
-        known = getattr(self.model.get_input_embeddings(), "num_embeddings", sys.maxsize)
+        try:
+            known = getattr(self.model.get_input_embeddings(), "num_embeddings", sys.maxsize)
+        except (AttributeError, NotImplementedError):  # of a model's own making
+            return
         highest = max(map(max, texts), default=0)
         if highest >= known:
             raise IndexError(
@@ -360,7 +363,8 @@ class Engine:
         ignore the state handed to them, models that return no cache, virtual-token adapters), one
         warning says so and :meth:`score` makes whole passes only. Where a sequence in a batch has
         other scores than alone, a warning says so and sequences are scored one by one. Does
-        nothing for a row no longer than one checked before. The first time, it is also found out
+        nothing for a row no longer than one checked before, nor, where no way of reuse is left, for
+        any but the first. The first time, it is also found out
         whether the output head may be left out of the passes.
 
         Args:
@@ -372,8 +376,6 @@ class Engine:
             ValueError: The row is longer than the model scores without regard to other rows.
         """
         length = len(row.prefix) + len(row.continuation)
-        if length <= self.checked_tokens or (self.checked_tokens and not self.untried):
-            return
         if length - 1 > self.rope_limit:
             raise ValueError(
                 f"a text of {length - 1} tokens goes beyond the {self.rope_limit} from which "
@@ -381,6 +383,8 @@ class Engine:
                 "it has seen (rope_type dynamic), so a score would depend on what else is scored; "
                 f"pass --model_args max_length={self.rope_limit}"
             )
+        if length <= self.checked_tokens or (self.checked_tokens and not self.untried):
+            return
         # Every token is a target here, and not every one that can be fed has a logit.
         vocabulary = self.model.config.get_text_config().vocab_size
         tokens = [token % vocabulary for token in (*row.prefix, *row.continuation)]
@@ -393,42 +397,50 @@ class Engine:
             prefix = prefix[:-CHECK_TOKENS] or (prefix * 2)[: self.rope_switch + 1]
         if self.device.type in UNPROVEN_DEVICES and self.device_difference is None:
             self.device_difference = self._compare_with_cpu(Row(prefix, tail))
-        # The second is padded in a batch with the first; the third has a single token to feed
+        # The second is fed padded, in a batch with the first; the third has a single token to feed
         # and finds the prefix used before.
-        continuations = [tail, tail[::-1][: CHECK_TOKENS // 2], tail[:2]]
+        other = tail[::-1][: CHECK_TOKENS * 5 // 8]
+        continuations = [tail, other, tail[:2]]
+        # The last tokens of the prefix say whether it is seen what follows them.
+        lead = prefix[1:][-CHECK_TOKENS:]
+        rows = [Row(prefix[: -len(lead)], [*lead, *text]) for text in (tail, other)]
         batching = self.batching
+        together = replace(
+            batching, max_sequences=2, max_tokens=sys.maxsize, max_logits=sys.maxsize
+        )
+        alone = replace(batching, max_sequences=1)
         proven = None
         problems = [] if self.untried else ["its adapter acts only after certain tokens"]
         try:
-            self.batching = replace(batching, max_sequences=1)
-            # With the last tokens of the prefix, which say whether it is seen what follows them:
-            # texts of one shape, so that a causal model computes the very same.
-            lead = prefix[1:][-CHECK_TOKENS:]
-            start = prefix[: -len(lead)]
-            one, other = (
-                self.score_whole([Row(start, [*lead, *text])])[0] for text in (tail, tail[::-1])
-            )
-            tolerance = self.predictor.tolerance([one, other])
-            known = not (one.nll.isnan().any() or other.nll.isnan().any())
-            if known and score_difference(one[: len(lead)], other[: len(lead)]) > tolerance:
+            self.batching = together
+            pair = self.score_whole(rows)
+            tolerance = self.predictor.tolerance(pair)
+            known = not any(scores.nll.isnan().any() for scores in pair)
+            before = slice(len(lead))
+            # An adapter that tokens invoke may find them whole in one text only.
+            causal = score_difference(pair[0][before], pair[1][before]) <= tolerance
+            if known and self.untried and not causal:
                 raise TypeError(
                     f"what {type(self.model).__name__} predicts after a text depends on what "
-                    "follows the text (attention in both directions, or weights quantised by "
-                    "what is fed), so a continuation has no score of its own. Use a causal "
-                    "language model, in eval mode."
+                    "follows the text (attention in both directions, or padding that is seen), so "
+                    "a continuation has no score of its own. Use a causal language model."
                 )
-            after = slice(len(lead), None)
-            expected = [one[after], other[after][: CHECK_TOKENS // 2], one[after][:2]]
-            self.batching = replace(batching, max_sequences=2, max_tokens=sys.maxsize)
-            pair = self.score_whole([Row(prefix, continuation) for continuation in continuations])
-            if known and _most_off(pair, expected) > tolerance:
-                batching = self.batching = replace(batching, max_sequences=1)
+            self.batching = alone
+            one = self.score_whole(rows[:1])
+            if known and _most_off(pair[:1], one) > tolerance and batching.max_sequences != 1:
+                batching = alone
                 logger.warning(
                     "%s scores a text in a batch otherwise than alone (off by %.2g nats a token), "
                     "so texts are scored one by one",
                     type(self.model).__name__,
-                    _most_off(pair, expected),
+                    _most_off(pair[:1], one),
                 )
+            if batching.max_sequences == 1:
+                pair = one + self.score_whole(rows[1:])
+            else:
+                self.batching = together
+            after = slice(len(lead), None)
+            expected = [one[0][after], pair[1][after], one[0][after][:2]]
             while self.untried and proven is None:
                 self.reuse = self.untried[0]
                 try:
@@ -595,8 +607,9 @@ def _rope_limit(model: Any) -> int:
     So they do with ``dynamic`` scaling, where transformers computes them anew for a longer text
     and keeps them for what follows.
     """
-    config = model.config.get_text_config()
-    return config.max_position_embeddings if _rope_sets(model, "dynamic") else sys.maxsize
+    # Hunyuan calls it dynamic too, and computes them once, from `alpha`.
+    dynamic = any(not part.get("alpha") for part in _rope_sets(model, "dynamic"))
+    return model.config.get_text_config().max_position_embeddings if dynamic else sys.maxsize
 
 
 def _rope_sets(model: Any, kind: str) -> list[dict[str, Any]]:

@@ -28,10 +28,12 @@ from lm_eval_hyprank import energy
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.prefix import (
+    CHECK_TOKENS,
     Batching,
     Engine,
     Row,
     _CopiedPrefix,
+    _rope_limit,
     _SharedPrefix,
 )
 from tests import families, tiny
@@ -760,6 +762,47 @@ def test_what_depends_on_the_longest_text_seen_is_refused():
     engine.check(rows[0])
     for row, scores in zip(rows, scored(engine, rows), strict=True):
         assert off(scores, tiny.plain_scores(model, row)) <= TOLERANCE
+
+
+def test_what_is_called_dynamic_and_is_not_has_no_limit():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0}
+    config = SimpleNamespace(max_position_embeddings=40, rope_parameters=rope)
+    config.get_text_config = lambda: config
+    assert _rope_limit(SimpleNamespace(config=config)) > 10**6
+    del rope["alpha"]
+    assert _rope_limit(SimpleNamespace(config=config)) == 40
+
+
+def test_a_batch_of_one_is_not_compared_with_itself(caplog):
+    """Where the user asks for it, there is nothing to warn of."""
+    model = tiny.llama(VOCABULARY)
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def worse_together(**options: Any) -> Any:
+        outputs = forward(**options)
+        outputs.logits = outputs.logits * (1 + 0.01 * (len(options["input_ids"]) - 1))
+        return outputs
+
+    model.forward = worse_together
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        engine = checked(model, max_sequences=1)
+    assert not caplog.records
+    assert engine.reuse is _SharedPrefix
+
+
+def test_the_check_pairs_sequences_of_its_own_accord():
+    """So that padding is seen both in whole passes and on a prefix, however long the row."""
+    model = tiny.llama(VOCABULARY)
+    shapes = record(model)
+    engine = engine_of(model, max_sequences=16)
+    engine.batching.max_logits = 8
+    engine.predictor.find_plain_head = lambda tokens: None
+    engine.check(Row(tokens(300), tokens(20, 1)))
+    prefix = 320 - CHECK_TOKENS
+    assert (2, prefix + CHECK_TOKENS - 1) in shapes
+    assert (1, prefix + CHECK_TOKENS - 1) in shapes
+    assert shapes[-3:] == [(1, prefix), (2, CHECK_TOKENS - 1), (1, 2)]
 
 
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])

@@ -238,12 +238,19 @@ def model_fingerprint(lm: HFLM) -> str:
     add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
     add_weights(digest, lm.model)
     for name, adapter in getattr(lm.model, "peft_config", {}).items():
-        settings = adapter.to_dict() | {"base_model_name_or_path": None}
-        add(name, json.dumps(settings, sort_keys=True, default=str))
+        settings = adapter.to_dict()
+        for key in ("base_model_name_or_path", "peft_version"):
+            settings.pop(key, None)
+        add(name, json.dumps(settings, sort_keys=True, default=_in_order))
     for module in lm.model.modules():  # an adapter's layers may be scaled or switched off
-        if hasattr(module, "disable_adapters") and hasattr(module, "active_adapters"):
+        if isinstance(getattr(type(module), "disable_adapters", None), property):
             add(module.disable_adapters, module.active_adapters, getattr(module, "scaling", None))
     return digest.hexdigest()[:16]
+
+
+def _in_order(value: object) -> object:
+    """What JSON has no name for; the order of a set is another in every process."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
 def add_weights(digest: Any, module: torch.nn.Module) -> None:

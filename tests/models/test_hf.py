@@ -1,7 +1,11 @@
 import logging
 import math
+import os
 import random
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -560,6 +564,37 @@ def test_fingerprint_tells_adapters_apart(change):
             if isinstance(getattr(module, "scaling", None), dict):
                 module.scaling["default"] = 3.0
     assert model_fingerprint(hflm(model=other)) != before
+
+
+@pytest.mark.slow
+def test_fingerprint_of_an_adapter_is_the_same_in_every_process():
+    """Its settings hold sets, whose order is the process's own."""
+    program = (
+        "import torch; from peft import LoraConfig, get_peft_model; from tests import tiny\n"
+        "from tests.models.test_hf import hflm, model_fingerprint\n"
+        "torch.manual_seed(0); names = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'up_proj']\n"
+        "model = get_peft_model(tiny.llama(), LoraConfig(target_modules=names))\n"
+        "print(model_fingerprint(hflm(model=model)))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_fingerprint_is_not_of_how_a_model_is_printed(monkeypatch):
+    """Which differs between versions of torch and transformers, and may show an address."""
+    before = model_fingerprint(hflm())
+    monkeypatch.setattr(torch.nn.Linear, "extra_repr", lambda self: f"at {id(self)}")
+    assert model_fingerprint(hflm()) == before
 
 
 @pytest.mark.parametrize("entry", [0, 300, 383])
