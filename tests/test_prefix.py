@@ -549,25 +549,54 @@ def test_a_check_that_breaks_off_proves_nothing():
     assert engine.reuse is _SharedPrefix
 
 
-def test_a_batch_that_changes_scores_is_avoided(caplog):
-    """As activations do that are quantised by the batch, or padding that is seen."""
-    model = tiny.llama(VOCABULARY)
-    expected = [tiny.plain_scores(model, row) for row in GROUP]
+def worse_together(model: Any) -> Any:
+    """Makes a model give other logits to a text in a batch than to the text alone."""
     forward = model.forward
 
     @functools.wraps(forward)
-    def worse_together(**options: Any) -> Any:
+    def changed(**options: Any) -> Any:
         outputs = forward(**options)
         outputs.logits = outputs.logits * (1 + 0.01 * (len(options["input_ids"]) - 1))
         return outputs
 
-    model.forward = worse_together
+    model.forward = changed
+    return model
+
+
+def test_a_batch_that_changes_scores_is_avoided(caplog):
+    """As activations do that are quantised by the batch, or padding that is seen."""
+    model = tiny.llama(VOCABULARY)
+    expected = [tiny.plain_scores(model, row) for row in GROUP]
+    worse_together(model)
     with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
         engine = checked(model, max_sequences=8)
     assert "so texts are scored one by one" in caplog.text
     assert engine.reuse is _SharedPrefix
     for scores, right in zip(scored(engine, GROUP), expected, strict=True):
         assert off(scores, right) <= TOLERANCE
+
+
+def test_a_batch_of_one_is_not_compared_with_itself(caplog):
+    """Where the user asks for it, there is nothing to warn of."""
+    model = worse_together(tiny.llama(VOCABULARY))
+    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
+        engine = checked(model, max_sequences=1)
+    assert not caplog.records
+    assert engine.reuse is _SharedPrefix
+
+
+def test_the_check_pairs_sequences_of_its_own_accord():
+    """So that padding is seen both in whole passes and on a prefix, however long the row."""
+    model = tiny.llama(VOCABULARY)
+    shapes = record(model)
+    engine = engine_of(model, max_sequences=16)
+    engine.batching.max_logits = 8
+    engine.predictor.find_plain_head = lambda tokens: None
+    engine.check(Row(tokens(300), tokens(20, 1)))
+    prefix = 320 - CHECK_TOKENS
+    assert (2, prefix + CHECK_TOKENS - 1) in shapes
+    assert (1, prefix + CHECK_TOKENS - 1) in shapes
+    assert shapes[-3:] == [(1, prefix), (2, CHECK_TOKENS - 1), (1, 2)]
 
 
 def test_a_context_may_hold_tokens_without_a_logit():
@@ -771,38 +800,6 @@ def test_what_is_called_dynamic_and_is_not_has_no_limit():
     assert _rope_limit(SimpleNamespace(config=config)) > 10**6
     del rope["alpha"]
     assert _rope_limit(SimpleNamespace(config=config)) == 40
-
-
-def test_a_batch_of_one_is_not_compared_with_itself(caplog):
-    """Where the user asks for it, there is nothing to warn of."""
-    model = tiny.llama(VOCABULARY)
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def worse_together(**options: Any) -> Any:
-        outputs = forward(**options)
-        outputs.logits = outputs.logits * (1 + 0.01 * (len(options["input_ids"]) - 1))
-        return outputs
-
-    model.forward = worse_together
-    with caplog.at_level(logging.WARNING, logger="lm_eval_hyprank"):
-        engine = checked(model, max_sequences=1)
-    assert not caplog.records
-    assert engine.reuse is _SharedPrefix
-
-
-def test_the_check_pairs_sequences_of_its_own_accord():
-    """So that padding is seen both in whole passes and on a prefix, however long the row."""
-    model = tiny.llama(VOCABULARY)
-    shapes = record(model)
-    engine = engine_of(model, max_sequences=16)
-    engine.batching.max_logits = 8
-    engine.predictor.find_plain_head = lambda tokens: None
-    engine.check(Row(tokens(300), tokens(20, 1)))
-    prefix = 320 - CHECK_TOKENS
-    assert (2, prefix + CHECK_TOKENS - 1) in shapes
-    assert (1, prefix + CHECK_TOKENS - 1) in shapes
-    assert shapes[-3:] == [(1, prefix), (2, CHECK_TOKENS - 1), (1, 2)]
 
 
 @pytest.mark.parametrize("reuse", [None, _SharedPrefix])
