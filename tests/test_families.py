@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lm_eval_hyprank.prefix import Batching, Engine, Row, _CopiedPrefix, _SharedPrefix
+from lm_eval_hyprank.batching import Batching
+from lm_eval_hyprank.prefix import Engine, Row, _CopiedPrefix, _SharedPrefix
 from tests import families, tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "model_families.md"

@@ -21,9 +21,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from tqdm import tqdm
 
+from lm_eval_hyprank.batching import Batching
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
-from lm_eval_hyprank.prefix import Batching, Engine, Row
+from lm_eval_hyprank.prefix import Engine, Row
 from lm_eval_hyprank.scores import ContinuationScore, Floats, TokenValues
 
 if TYPE_CHECKING:
