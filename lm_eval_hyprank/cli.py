@@ -20,6 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lm_eval_hyprank import task_files
 from lm_eval_hyprank.datasets.facts import LONGER, Facts, describe
 from lm_eval_hyprank.datasets.researchbench import locate
 from lm_eval_hyprank.datasets.validation import (
@@ -130,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only this task and its controls (may be repeated; default: all, of one paper set)",
     )
-    report.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
+    report.add_argument("--seed", type=_seed, default=0, help="of the resampling (default: 0)")
     report.add_argument(
         "--resamples", type=_positive, default=2000, help="of the bootstrap (default: 2000)"
     )
@@ -164,6 +165,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
     return number
 
 
@@ -344,14 +352,13 @@ def _cost(options: argparse.Namespace) -> int:
 def _load_tasks(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
-    import lm_eval_hyprank.tasks  # the YAMLs name its functions
+    import lm_eval_hyprank.tasks  # noqa: F401  # the YAMLs name its functions
     from lm_eval_hyprank.judge.cost import CostError
 
-    folder = _task_folder()
-    if not folder.is_dir():  # lm-eval lies elsewhere, and this is the source tree
-        folder = Path(lm_eval_hyprank.__path__[0]).parent / "task_configs"
     with _silence():
-        manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+        manager = TaskManager(
+            include_path=task_files.folder(), include_defaults=False, metadata=options
+        )
         known = manager.all_tasks
         if unknown := [name for name in names if name not in known]:
             judges = ", ".join(n for n in known if "judge" in n or "pairwise" in n)
@@ -384,7 +391,7 @@ def _doctor() -> int:
         _line(console, "It holds only this package's tasks. Install your clone of lm-eval again:")
         _line(console, "    pip install -e CLONE --config-settings editable_mode=compat")
         return 1
-    tasks = _task_folder()
+    tasks = task_files.installed()
     _line(console, f"lm_eval is in    {Path(lm_eval.__file__).parent}")
     _line(console, f"its task folder  {tasks} ({'exists' if tasks.is_dir() else 'does not exist'})")
     if _finds_task(None):
@@ -400,13 +407,6 @@ def _doctor() -> int:
             return 1
     _line(console, "The task files are not here either: install this package again.")
     return 1
-
-
-def _task_folder() -> Path:
-    """Where the wheel places the task files."""
-    import lm_eval
-
-    return Path(str(lm_eval.__file__)).parent / "tasks" / "hyprank"
 
 
 def _version(package: str) -> str:
@@ -466,7 +466,7 @@ def _check_data(options: argparse.Namespace) -> None:
     with _silence():  # lm-eval says all of it again in a moment
         config = EvaluatorConfig.from_cli(copy.deepcopy(options))
         # Not lm-eval's own thousands of tasks: indexing them takes seconds.
-        folders = [_task_folder()]
+        folders = [task_files.folder()]
         if config.include_path:
             folders.append(Path(config.include_path))
         manager = TaskManager(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lm_eval_hyprank import task_files
 from lm_eval_hyprank.datasets import generic, rows
 from lm_eval_hyprank.datasets.validation import SKIP_OPTION, DatasetError
 from lm_eval_hyprank.metrics import process_results
@@ -63,7 +65,7 @@ _OFTEN_EMPTY = 0.2  # a column so often empty is meant to be; in fewer rows, a c
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = argparse.ArgumentParser(prog="hyprank new", description=DESCRIPTION)
-    parser.add_argument("name", metavar="NAME", help="the task's name: letters, digits and _")
+    parser.add_argument("name", metavar="NAME", help="the task's name: letters, digits, _ . -")
     parser.add_argument(
         "--data", required=True, help="a .jsonl, .json, .csv, .tsv or .parquet file, or owner/name"
     )
@@ -269,14 +271,16 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
     """Writes a prompt of the columns that are left, each on a line behind its name.
 
     Columns with a name that prompts are made of are taken where there are any, else all with
-    texts, and those that are often empty only where they are not; the last line names what is
-    to follow.
+    texts but those with a name that answers have, and those that are often empty only where they
+    are not; the last line names what is to follow.
     """
     used = _flat(columns)
     free = [c for c in table.columns if c not in used and _any_texts(_values(table, c))]
     free = [c for c in free if not _numbers(_values(table, c))]
     usual = [c for c in free if any(_is_named(c, pattern) for pattern in _PROMPT.split())]
-    chosen = usual or free
+    # What may be another gold would give the answer away.
+    answers = " ".join((_GOLD, _NEGATIVES, _LABEL, _EXPERTS)).split()
+    chosen = usual or [c for c in free if not any(_is_named(c, pattern) for pattern in answers)]
     if not chosen:
         raise DatasetError(
             "No column is left for a prompt; write one: --prompt. The columns are:\n"
@@ -362,7 +366,7 @@ def _groups(values: list[Any]) -> bool:
 
 def _numbers(values: list[Any]) -> bool:
     try:
-        return bool(values) and all(float(value) is not None for value in values)
+        return bool(values) and all(math.isfinite(float(value)) for value in values)
     except (TypeError, ValueError):
         return False
 
@@ -380,23 +384,12 @@ def _marks(values: list[Any]) -> bool:
 # --- what is written and said ---------------------------------------------------------------
 
 
-def _template(name: str) -> Path:
-    """The installed template, or that of the source tree where lm-eval lies elsewhere."""
-    import lm_eval
-
-    import lm_eval_hyprank
-
-    installed = Path(lm_eval.__path__[0]) / "tasks" / "hyprank" / "templates" / name
-    if installed.is_file():
-        return installed
-    return Path(lm_eval_hyprank.__path__[0]).parent / "task_configs" / "templates" / name
-
-
 def _task_yaml(
     name: str, source: Mapping[str, Any], columns: Mapping[str, Any], prompt: str
 ) -> str:
     judged = columns.keys() & {"relevance", "experts"}
-    template = _template("experts.yaml" if judged else "ranking.yaml").as_posix()
+    name_of_template = "experts.yaml" if judged else "ranking.yaml"
+    template = (task_files.folder() / "templates" / name_of_template).as_posix()
     values = {**source, **columns}
     comments = {
         "data": "read where it is, at every run",

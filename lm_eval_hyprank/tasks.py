@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -41,6 +42,8 @@ __all__ = [
     "researchbench",
 ]
 
+_logger = logging.getLogger(__name__)
+
 # The scorers, metrics and models register themselves where they are defined.
 harness.install()
 
@@ -70,6 +73,13 @@ def _refuse_misspelt(names: Iterable[str], options: Sequence[str] = OPTIONS) -> 
             )
 
 
+def _say_unused(options: Mapping[str, Any]) -> None:
+    if options.get("dataset_path"):
+        _logger.warning(
+            "the demo tasks have papers of their own: dataset_path is not used for them"
+        )
+
+
 def researchbench(
     dataset_path: str | None = None,
     dataset_revision: str | None = None,
@@ -89,11 +99,7 @@ def researchbench(
         DatasetError: The data cannot be used, or an option is misspelt.
     """
     _refuse_misspelt(others.keys() - set(OPTIONS))
-    if control and not control_of:
-        raise DatasetError(
-            f"--metadata has control {control!r}, which would put a control's scores under the "
-            "name of the task itself; run the tasks of the group researchbench_controls"
-        )
+    _refuse_lone_control(control, control_of)
     return _researchbench.load(
         dataset_path=dataset_path,
         dataset_revision=dataset_revision,
@@ -104,9 +110,24 @@ def researchbench(
     )
 
 
-def demo(layout: str = "inline", control: str | None = None, **others: Any) -> datasets.DatasetDict:
+def _refuse_lone_control(control: str | None, control_of: str | None) -> None:
+    if control and not control_of:
+        raise DatasetError(
+            f"--metadata has control {control!r}, which would put a control's scores under the "
+            "name of the task itself; run the tasks of a group such as researchbench_controls"
+        )
+
+
+def demo(
+    layout: str = "inline",
+    control: str | None = None,
+    control_of: str | None = None,
+    **others: Any,
+) -> datasets.DatasetDict:
     """Loads the embedded demo set for a task; see `researchbench`."""
     _refuse_misspelt(others.keys() - set(OPTIONS))
+    _refuse_lone_control(control, control_of)
+    _say_unused(others)
     return _demo.load(layout=layout, control=control)
 
 
@@ -119,7 +140,8 @@ def ranking_dataset(**arguments: Any) -> datasets.DatasetDict:
     Raises:
         DatasetError: The data cannot be used, or an argument is missing or misspelt.
     """
-    _refuse_misspelt(arguments.keys() - _RANKING_OPTIONS, sorted(_RANKING_OPTIONS))
+    known_names = {*_RANKING_OPTIONS, *OPTIONS}
+    _refuse_misspelt(arguments.keys() - known_names, sorted(known_names))
     missing = [name for name in ("data", "prompt") if name not in arguments]
     if missing:
         raise DatasetError(f"the task's YAML lacks {missing[0]!r} in dataset_kwargs")
@@ -155,11 +177,13 @@ def judge_pairwise(**options: Any) -> datasets.DatasetDict:
 def _judged(
     make: Callable[..., datasets.DatasetDict], options: dict[str, Any]
 ) -> datasets.DatasetDict:
-    _refuse_misspelt(options.keys() - _JUDGE_OPTIONS.keys() - set(OPTIONS), [*_JUDGE_OPTIONS])
+    known = [*_JUDGE_OPTIONS, *OPTIONS]
+    _refuse_misspelt(options.keys() - set(known), known)
     data = ("dataset_path", "dataset_revision", "discipline", "skip_invalid")
     wanted = {name: options[name] for name in data if name in options}
     if options.get("demo"):  # said in the YAML
         wanted = {"dataset_path": _demo.FOLDER}
+        _say_unused(options)
     prompt = {
         name: options.get(name, default)
         for name, default in _JUDGE_OPTIONS.items()

@@ -223,6 +223,9 @@ def test_columns_are_guessed_from_names_and_values(
             'First part: {{ row["first part"] }}\nP 2: {{ p_2 }}\nGold:',
         ),
         ({"question": "", "number": 5}, None),
+        # What may be another gold would give the answer away.
+        ({"claim": "a", "correct answers": "b"}, "Claim: {{ claim }}\nGold:"),
+        ({"response": "a", "distractor": "b"}, None),
     ],
 )
 def test_a_prompt_is_made_of_what_is_left(

@@ -18,8 +18,23 @@ def test_a_misspelt_option_is_refused_with_the_right_name(load, name):
         load(**{name: "x"})
 
 
-def test_the_demo_ignores_the_data_sets_options(valid_folder):
-    assert len(tasks.demo(dataset_path=str(valid_folder), layout="block")["test"]) == 12
+JUDGES = [tasks.judge, tasks.judge_psc, tasks.judge_pairwise]
+
+
+@pytest.mark.parametrize("name", ["dataset_paht", "skip_invalids", "oder", "order_sed", "templat"])
+@pytest.mark.parametrize("load", JUDGES)
+def test_a_misspelt_option_of_a_judge_is_refused(load, name, valid_folder):
+    with pytest.raises(DatasetError, match=rf"'{name}'.*is no option; '\w+' is"):
+        load(**{"dataset_path": str(valid_folder), name: "x"})
+
+
+@pytest.mark.parametrize("load", [tasks.demo, *JUDGES])
+def test_the_demo_says_that_its_papers_are_its_own(load, valid_folder, caplog):
+    options = {"demo": True} if load in JUDGES else {"layout": "block"}
+    assert len(load(**options)["test"]) == 12
+    assert "dataset_path" not in caplog.text
+    assert len(load(dataset_path=str(valid_folder), **options)["test"]) == 12
+    assert "dataset_path is not used" in caplog.text
 
 
 def test_continuations_put_the_separator_before_each_candidate():
@@ -31,6 +46,8 @@ def test_a_control_is_not_run_under_the_tasks_own_name(valid_folder):
     options = {"dataset_path": str(valid_folder), "control": "no_context"}
     with pytest.raises(DatasetError, match="researchbench_controls"):
         tasks.researchbench(**options)
+    with pytest.raises(DatasetError, match="researchbench_controls"):
+        tasks.demo(control="no_context")
     split = tasks.researchbench(**options, control_of="researchbench_energy")["test"]
     assert set(split["context"]) == {"Hypothesis:"}
 
@@ -47,6 +64,10 @@ def test_a_control_is_not_run_under_the_tasks_own_name(valid_folder):
         (
             {"data": "x.csv", "prompt": "", "gold_idx": "c"},
             "'gold_idx'.* no option; 'gold_index' is",
+        ),
+        (
+            {"data": "x.csv", "prompt": "", "token_score": "DIR"},
+            "'token_score'.* no option; 'token_scores' is",
         ),
     ],
 )
@@ -73,5 +94,6 @@ def test_any_data_set_ignores_the_models_arguments(tmp_path):
         version=1.0,
         kind="energy",
         dataset_path="DIR",
+        token_scores="DIR",
     )["test"]
     assert split[0]["context"] == "Why?"

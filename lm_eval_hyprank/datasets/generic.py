@@ -15,6 +15,7 @@ the gold; see `lm_eval_hyprank.experts`.
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import math
@@ -172,7 +173,9 @@ def load(
                     f"{name} is {column!r}, which is no column of {table.source}; "
                     f"it has: {', '.join(table.columns)}"
                 )
-    template = Prompt(prompt, table.columns)
+    of_candidates = ("candidate", "label", "relevance", "experts") if candidate else ()
+    own = {column for name in of_candidates for column in given[name]}
+    template = Prompt(prompt, table.columns, own)
     if candidate:
         items = _join_rows(table.rows, given, template.columns | {*given["group"]})
     else:
@@ -194,6 +197,10 @@ def load(
             )
         _check_candidates(item, judged=bool(relevance or experts))
         context = template.render(item)
+        if context[-1:].isspace() and separator[:1].isspace():
+            problem = f"ends with whitespace, and the separator {separator!r} starts with it"
+            remedy = 'Take it out at the end of the prompt, or set separator: ""'
+            item.problems.append(("prompt", problem, remedy))
         category = _cell(item, group) if group else ""
         if item.problems:
             file = _file_name(table.source)
@@ -355,6 +362,10 @@ def _texts(item: _Item, columns: Sequence[str]) -> list[tuple[str, str]]:
     texts = []
     for column in columns:
         value = _listed(item.row.values.get(column), str)
+        if isinstance(value, str) and _is_python_list(value):
+            remedy = 'Write it as JSON: ["one", "two"]'
+            item.problems.append((column, "holds a list as Python or NumPy prints it", remedy))
+            continue
         if isinstance(value, list):
             places = [(f"{column}[{index}]", text) for index, text in enumerate(value)]
         else:
@@ -373,6 +384,17 @@ def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
         if isinstance(found, list) and all(isinstance(one, kind) for one in found):
             return found
     return value
+
+
+def _is_python_list(text: str) -> bool:
+    """Whether a cell spells a list of texts in Python, which pandas writes into CSV files."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        found = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return isinstance(found, list) and any(isinstance(one, str) for one in found)
 
 
 def _find_gold(item: _Item, columns: Sequence[str]) -> None:
@@ -395,10 +417,11 @@ def _take_gold_index(item: _Item, column: str) -> None:
     for one in value if isinstance(value, list) else [value]:
         remedy = "Write the place of the gold among the candidates, the first being 0"
         try:
-            index = int(one) if isinstance(one, str) else one
-        except ValueError:
+            # pandas makes 2.0 of 2 where another row has none.
+            index = int(float(one)) if float(one).is_integer() else None
+        except (TypeError, ValueError):
             index = None
-        if isinstance(index, bool) or not isinstance(index, int):
+        if isinstance(one, bool) or index is None:
             problem = f"is {one!r}, no whole number"
         elif not 0 <= index < len(item.texts):
             problem = f"is {index}, and the item has candidates 0 to {len(item.texts) - 1}"
@@ -470,15 +493,16 @@ class Prompt:
     Args:
         text: The template.
         columns: The names of the columns.
+        hidden: Those of them that it must not see, for they belong to one candidate of an item.
 
     Raises:
-        DatasetError: The template is none, or names what is no column.
+        DatasetError: The template is none, or names what is no column or hidden.
 
     Attributes:
         columns: The columns that it may look at.
     """
 
-    def __init__(self, text: str, columns: Sequence[str]) -> None:
+    def __init__(self, text: str, columns: Sequence[str], hidden: Set[str] = frozenset()) -> None:
         if not isinstance(text, str):
             raise DatasetError(f"prompt is {text!r}, not text")
         environment = jinja2.sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined)
@@ -487,12 +511,21 @@ class Prompt:
             self._template = environment.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise DatasetError(f"prompt: line {error.lineno}: {error.message}") from None
-        used = jinja2.meta.find_undeclared_variables(tree)
-        unknown = used - set(columns) - {"row"}
+        by_key = {node: key for node in tree.find_all(_LOOKUPS) if (key := _key(node)) is not None}
+        used = jinja2.meta.find_undeclared_variables(tree) - {"row"} | {*by_key.values()}
+        # `row` may also stand for whatever is in it, as in `row.items()`.
+        named = jinja2.nodes.Name
+        anywhere = sum(name.name == "row" for name in tree.find_all(named)) > len(by_key)
+        unknown = used - set(columns)
         if unknown:
             raise DatasetError(
                 f"prompt has {{{{ {min(unknown)} }}}}, which is no column; "
                 f"the columns are: {', '.join(columns)}"
+            )
+        if used & hidden:
+            raise DatasetError(
+                f"prompt has the column {min(used & hidden)}, which differs among the candidates "
+                "of an item; a prompt stands before all of them"
             )
         for column in columns:
             # A single pair of braces would reach the model as it stands, alike for all items.
@@ -501,20 +534,25 @@ class Prompt:
                     f"prompt has {{{column}}}; a column is written in two pairs of braces: "
                     f"{{{{ {column} }}}}"
                 )
-        if not used:
+        if not (used or anywhere):
             _logger.warning("the prompt names no column: it is the same for all items")
         asked = {
-            name.name
+            by_key.get(node) or getattr(node, "name", None)
             for branch in tree.find_all(jinja2.nodes.If)
-            for name in (branch.test, *branch.test.find_all(jinja2.nodes.Name))
-            if isinstance(name, jinja2.nodes.Name)
+            for node in (branch.test, *branch.test.find_all((named, *_LOOKUPS)))
+            if isinstance(node, (named, *_LOOKUPS))
         }
-        self._needed = sorted(used - asked - {"row"})
-        self.columns = set(columns) if "row" in used else used
+        self._needed = sorted(used - asked)
+        self._hidden = hidden
+        self.columns = set(columns) - hidden if anywhere else used
 
     def render(self, item: _Item) -> str:
         """Returns the prompt of an item, "" with a problem noted where it cannot be made."""
-        values = {name: _clean(value) for name, value in item.row.values.items()}
+        values = {
+            name: _clean(value)
+            for name, value in item.row.values.items()
+            if name not in self._hidden
+        }
         for name in self._needed:
             if values.get(name) in (None, "", []):
                 remedy = f"Fill it in, or write {{% if {name} %}}...{{% endif %}} in the prompt"
@@ -529,6 +567,20 @@ class Prompt:
             item.problems.append(("prompt", problem, "Correct the prompt or the row"))
             return ""
         return context
+
+
+_LOOKUPS = (jinja2.nodes.Getitem, jinja2.nodes.Getattr)
+
+
+def _key(node: jinja2.nodes.Node) -> str | None:
+    """The column that ``row["column"]`` or ``row.column`` names, None of anything else."""
+    of = getattr(node, "node", None)
+    if not (isinstance(of, jinja2.nodes.Name) and of.name == "row"):
+        return None
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr if node.attr not in dir(dict) else None
+    key = getattr(getattr(node, "arg", None), "value", None)  # of a constant
+    return key if isinstance(key, str) else None
 
 
 def _clean(value: Any) -> Any:

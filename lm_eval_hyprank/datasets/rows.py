@@ -191,10 +191,11 @@ def _csv(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            problem = f"is not readable CSV ({error})"
-            remedy = 'Put a text with line breaks or quotes in "...", its quotes doubled'
-            findings.append(Finding(file, line, "", "", problem, remedy))
-            return
+            # Where the next row begins cannot be told, so what follows cannot be skipped over.
+            raise DatasetError(
+                f"{file}:{line}: is not readable CSV ({error}), nor is what follows it. Put a text "
+                'with line breaks or quotes in "...", its quotes doubled.'
+            ) from None
         if cells is None:
             return
         number, line = line, reader.line_num + 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,89 @@ def test_each_shape_has_its_faults(
     with pytest.raises(DatasetError) as error:
         load([row], prompt="A:", **arguments)
     assert finding in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["['No.', 'Never.']", "['No.'\n 'Never.']", '["No." "Never."]'])
+@pytest.mark.parametrize("column", ["good", "bad"])
+def test_a_list_as_pandas_writes_it_is_no_candidate(column: str, value: str, load: Load) -> None:
+    with pytest.raises(DatasetError, match=rf"{column}: holds a list as Python or NumPy prints"):
+        load([ROW | {column: value}], **WIDE)
+
+
+@pytest.mark.parametrize("value", ["[NH4+].[Cl-]", "[1]", "[sic]", "['tis the season]"])
+def test_brackets_alone_make_no_list(value: str, load: Load) -> None:
+    (document,) = load([ROW | {"bad": value}], **WIDE)
+    assert labelled(document)["negative_1"] == value
+
+
+@pytest.mark.parametrize("value", [2, 2.0, "2", "2.0", [2.0], "[2]"])
+def test_a_whole_number_may_be_written_as_a_fraction(value: Any, load: Load) -> None:
+    """pandas makes fractions of a column with a gap."""
+    row = {"q": "a", "c": ["x", "y", "z"], "g": value}
+    (document,) = load([row], prompt=PROMPT, candidates="c", gold_index="g")
+    assert labelled(document)["gold"] == "z"
+
+
+@pytest.mark.parametrize("value", [2.5, "2.5", "two", math.inf, math.nan, None, True, [None]])
+def test_what_is_no_whole_number_is_no_place(value: Any, load: Load) -> None:
+    row = {"q": "a", "c": ["x", "y", "z"], "g": value}
+    with pytest.raises(DatasetError, match="no whole number"):
+        load([row], prompt=PROMPT, candidates="c", gold_index="g")
+
+
+LOOKUPS = ['{{ row["my q"] }}', "{{ row['my q'] | upper }}", "{{ row.q2 }}{{ row['my q'] }}"]
+
+
+@pytest.mark.parametrize("prompt", LOOKUPS)
+def test_columns_looked_up_by_name_are_those_of_the_prompt(prompt: str, load: Load) -> None:
+    """So rows of an item may differ in all others, and an empty one is a fault."""
+    rows = [{"n": "x", "my q": "Why?", "q2": "", "t": t, "ok": t == "a", "other": t} for t in "ab"]
+    long = {"prompt": f"{prompt}:", "id": "n", "candidate": "t", "label": "ok"}
+    if "q2" in prompt:
+        with pytest.raises(DatasetError, match="q2: is empty, and the prompt needs it"):
+            load(rows, **long)
+        rows = [row | {"q2": "z"} for row in rows]
+    (document,) = load(rows, **long)
+    assert document["context"].endswith(":")
+    for empty in ("", None):
+        with pytest.raises(DatasetError, match="my q: is empty, and the prompt needs it"):
+            load([row | {"my q": empty} for row in rows], **long)
+    with pytest.raises(DatasetError, match="my q: differs between rows 1 and 2"):
+        load([rows[0], rows[1] | {"my q": "Who?"}], **long)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["{% for k, v in row.items() %}{{ v }}{% endfor %}:", "{{ row[q] }}:"]
+)
+def test_a_prompt_that_may_look_anywhere_never_looks_at_the_answer(prompt: str, load: Load) -> None:
+    rows = [{"n": "x", "q": "q", "t": f"answer {t}", "ok": t == "a"} for t in "ab"]
+    long = {"prompt": prompt, "id": "n", "candidate": "t", "label": "ok"}
+    (document,) = load(rows, **long)
+    assert "answer" not in document["context"]
+    assert "True" not in document["context"]
+    for named in ("{{ t }}", "{{ row['t'] }}", "{{ row.ok }}"):
+        with pytest.raises(DatasetError, match="which differs among the candidates of an item"):
+            load(rows, **(long | {"prompt": prompt + named}))
+    with pytest.raises(DatasetError, match="q: differs between rows"):
+        load([rows[0], rows[1] | {"q": "t"}], **long)
+
+
+def test_a_lookup_may_be_asked_for_and_must_exist(load: Load) -> None:
+    asks = 'Q: {{ q }}{% if row["hint"] %} ({{ row["hint"] }}){% endif %}:'
+    (document,) = load([ROW | {"hint": ""}], **(WIDE | {"prompt": asks}))
+    assert document["context"] == "Q: Why?:"
+    with pytest.raises(DatasetError, match=r"prompt has .*hnt.*, which is no column"):
+        load([ROW], **(WIDE | {"prompt": '{{ row["hnt"] }}:'}))
+
+
+def test_whitespace_between_prompt_and_candidate_is_not_doubled(load: Load) -> None:
+    spaced = WIDE | {"prompt": "Q: {{ q }}\nA: "}
+    with pytest.raises(DatasetError, match="prompt: ends with whitespace, and the separator ' '"):
+        load([ROW], **spaced)
+    (document,) = load([ROW], **spaced, separator="")
+    assert document["context"].endswith("A: ")
+    # Jinja takes the last line break out.
+    assert load([ROW], **(WIDE | {"prompt": "Q: {{ q }}\nA:\n"}))[0]["context"].endswith("A:")
 
 
 def test_rows_of_an_item_must_agree_where_the_prompt_looks(load: Load) -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from lm_eval_hyprank import cli, tasks
+from lm_eval_hyprank import cli, task_files, tasks
 from lm_eval_hyprank.judge.prompts import render, views
 from tests import tiny
 
@@ -48,7 +48,7 @@ def test_a_narrow_terminal_cuts_nothing(tokenizer, capsys, monkeypatch):
 def test_the_source_tree_serves_where_lm_eval_lies_elsewhere(
     tokenizer, capsys, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(cli, "_task_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_files, "installed", lambda: tmp_path / "none")
     command = ["cost", "hyprank_demo_judge", "--tokenizer", tokenizer, "--limit", "2"]
     assert cli.main(command) == 0
     assert table(capsys.readouterr().out)["hyprank_demo_judge"][0] == 2
