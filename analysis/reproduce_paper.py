@@ -26,7 +26,13 @@ import pandas as pd
 
 from lm_eval_hyprank.report.comparisons import agreement
 from lm_eval_hyprank.report.found import ReportError
-from lm_eval_hyprank.report.intervals import METRICS, Settings, estimates, paper_metrics
+from lm_eval_hyprank.report.intervals import (
+    METRICS,
+    Settings,
+    estimates,
+    paper_metrics,
+    with_misses,
+)
 from lm_eval_hyprank.report.runs import Runs, read_runs
 
 PUBLISHED = Path(__file__).with_name("published.json")
@@ -97,21 +103,31 @@ def names(runs: Runs) -> dict[str, str]:
     return found
 
 
+def study_scores(runs: Runs, named: Mapping[str, str]) -> pd.DataFrame:
+    """The rows of `Runs.scores` that are the study's systems.
+
+    Raises:
+        ReportError: A model was run on the study's task with several options.
+    """
+    systems = runs.systems[runs.systems["model"].isin(named)]
+    energy = (systems["name"] == ENERGY_TASK) & systems["scorer"].isin(["nll", "raw"])
+    systems = systems[energy | (systems["name"] == JUDGE_TASK)]
+    for (model, _), tasks in systems.groupby(["model", "scorer"])["task"]:
+        if len(tasks) > 1:
+            raise ReportError(f"{model}: {', '.join(tasks)}; give the folders of one only")
+    return runs.scores[runs.scores["system"].isin(systems["system"])]
+
+
 def study_papers(runs: Runs, named: Mapping[str, str]) -> pd.DataFrame:
     """Per-paper values of the study's systems, ``model`` and ``scorer`` as in `published.json`."""
-    papers = paper_metrics(runs.scores)
+    papers = with_misses(paper_metrics(study_scores(runs, named)))
     judge = papers["kind"] == "judge"
-    papers = papers[papers["model"].isin(named) & (papers["scorer"].isin(["nll", "raw"]) | judge)]
-    judge = papers["kind"] == "judge"
-    papers = papers.assign(
-        model=papers["model"].map(named), scorer=papers["scorer"].where(~judge, "prompted")
+    return papers.assign(
+        model=papers["model"].map(named),
+        scorer=papers["scorer"].where(~judge, "prompted"),
+        # The study's rule for its judge: an unranked gold is beaten by all.
+        win_rate=papers["win_rate_terminal"].where(judge, papers["win_rate"]),
     )
-    # The study's rules for its judge: an unranked gold is beaten by all, a missing reply a miss.
-    terminal = papers["win_rate_terminal"].where(judge, papers["win_rate"])
-    hits = [metric for metric in METRICS if metric.startswith("hit@")]
-    papers = papers.assign(win_rate=terminal)
-    papers.loc[judge, [*hits, "win_rate"]] = papers.loc[judge, [*hits, "win_rate"]].fillna(0.0)
-    return papers
 
 
 def compare(papers: pd.DataFrame, published: Mapping[str, Any], settings: Settings) -> pd.DataFrame:
@@ -210,10 +226,8 @@ def report(runs: Runs, published: Mapping[str, Any], settings: Settings) -> str:
             f"{row.published:.3f} | {row.difference:+.3f} | {verdict} |"
         )
     lines.append("")
-    scores = runs.scores[
-        runs.scores["model"].isin(named) & runs.scores["scorer"].isin(["nll", "raw"])
-    ]
-    for found in agreement(scores, settings):
+    scores = study_scores(runs, named)
+    for found in agreement(scores[scores["kind"] == "energy"], settings):
         if len(found.models) == len(MODELS):
             theirs = published["all_models_rank_gold_first"][found.scorer]
             lines.append(

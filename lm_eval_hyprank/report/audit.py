@@ -20,6 +20,7 @@ from scipy.stats import norm, rankdata
 
 from lm_eval_hyprank.metrics import rank_metrics
 from lm_eval_hyprank.ranking import chance_rank, gold_rank
+from lm_eval_hyprank.report.found import LIST_JUDGES
 from lm_eval_hyprank.report.intervals import (
     DEFAULTS,
     LEVEL,
@@ -132,8 +133,8 @@ def length_matched(
         One row a system and metric of `MATCHED_METRICS`: ``system``, ``metric``, ``value``,
         ``low``, ``high``, ``chance`` (what a random ranking of these candidates gets on average),
         ``papers``, ``left_out`` (valid papers without a negative in the window),
-        ``invalid`` (papers whose scores or lengths are not all finite). Systems without a
-        matched paper have no row.
+        ``invalid`` (papers whose scores or lengths are not all finite; an unreadable reply of a
+        listwise judge is a miss instead). Systems without a matched paper have no row.
     """
     parts = [_matched(block, length, window) for block in blocks(candidates, ("score", length))]
     columns = ["system", "metric", "value", "low", "high", "chance", "papers", "left_out"]
@@ -159,18 +160,23 @@ def _matched(block: Block, length: str, window: tuple[float, float]) -> pd.DataF
     ratio = lengths / lengths[rows, block.gold][:, None]
     inside: npt.NDArray[np.bool_] = (ratio >= window[0]) & (ratio <= window[1])
     inside[rows, block.gold] = True
-    finite = finite_rows(scores, lengths)
+    known, readable = finite_rows(lengths), finite_rows(scores)
+    # A listwise judge's reply that cannot be read is no hit, as in `with_misses`.
+    missed = "kind" in block.first and block.first["kind"].iloc[0] in LIST_JUDGES
     records: list[dict[str, float]] = []
     for row, gold in enumerate(block.gold):
         size = int(inside[row].sum())
-        if not finite[row] or size < 2:
-            records.append({"left_out": float(finite[row])})
+        counts = known[row] and (readable[row] or missed)
+        if not counts or size < 2:
+            records.append({"left_out": float(counts)})
             continue
-        place = int(inside[row, :gold].sum())
-        rank = gold_rank(scores[row, inside[row]].tolist(), place)
+        chance = rank_metrics(chance_rank(size))
+        found = dict.fromkeys(MATCHED_METRICS, 0.0)
+        if readable[row]:
+            place = int(inside[row, :gold].sum())
+            found = rank_metrics(gold_rank(scores[row, inside[row]].tolist(), place))
         record = {"left_out": 0.0}
-        for prefix, kind in (("", rank), ("chance ", chance_rank(size))):
-            values = rank_metrics(kind)
+        for prefix, values in (("", found), ("chance ", chance)):
             record |= {f"{prefix}{metric}": values[metric] for metric in MATCHED_METRICS}
         records.append(record)
     names = ["left_out", *MATCHED_METRICS, *(f"chance {metric}" for metric in MATCHED_METRICS)]

@@ -27,7 +27,6 @@ from lm_eval_hyprank.report.comparisons import agreement, best_of, compare, tier
 from lm_eval_hyprank.report.controls import context_shares, pmi_scores
 from lm_eval_hyprank.report.found import LIST_JUDGES
 from lm_eval_hyprank.report.intervals import (
-    HITS,
     METRICS,
     Settings,
     cell,
@@ -36,6 +35,7 @@ from lm_eval_hyprank.report.intervals import (
     gold_beats,
     paper_metrics,
     rank_histogram,
+    with_misses,
 )
 from lm_eval_hyprank.report.runs import NO_MODEL, PARADIGMS, Runs
 
@@ -66,7 +66,7 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
     papers = paper_metrics(scores)
     control_papers = paper_metrics(runs.control_scores)
     # That a system differs from chance says its interval.
-    rivals = papers[papers["scorer"] != "chance"]
+    rivals = with_misses(papers[papers["scorer"] != "chance"])
     compared = compare(rivals, TIER_METRIC, settings)
     tier_of = tiers(rivals, compared, TIER_METRIC)
     systems = _systems(runs, scores, papers, control_papers, tier_of, settings)
@@ -165,12 +165,10 @@ def _systems(
     judged = every["kind"].isin(LIST_JUDGES)
     columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS, "chose_shown_first")
     valid = _cells(estimates(every, columns, settings=settings))
-    # A judge's reply that cannot be read is no hit: failures must not flatter the judge.
-    missed = every[judged].fillna(dict.fromkeys((*HITS, "win_rate", "win_rate_terminal"), 0.0))
-    whole = _cells(estimates(missed, columns, settings=settings))
-    by_discipline = pd.concat([every[~judged], missed], ignore_index=True)
+    counted = with_misses(every)
+    whole = _cells(estimates(counted[judged], columns, settings=settings))
     fields = _discipline_cells(
-        estimates(by_discipline, ("hit@1", "hit@5"), ("system", "discipline"), settings)
+        estimates(counted, ("hit@1", "hit@5"), ("system", "discipline"), settings)
     )
     histogram = rank_histogram(every)
     beats = gold_beats(scores, settings)
@@ -264,7 +262,11 @@ def _reasons(replies: pd.DataFrame) -> dict[str, int]:
 def _pooled(papers: pd.DataFrame, settings: Settings) -> list[Report]:
     """Each scorer over all models, as one row: overall and by discipline."""
     shared = papers[~papers["kind"].isin(["trivial", *LIST_JUDGES])]
-    models = shared.groupby(["task", "scorer"], sort=False)["model"].nunique()
+    models = (
+        shared[shared["valid"].astype(bool)]
+        .groupby(["task", "scorer"], sort=False)["model"]
+        .nunique()
+    )
     several = models[models > 1].index
     keys = pd.MultiIndex.from_frame(shared[["task", "scorer"]])
     shared = shared[keys.isin(several)]
@@ -438,7 +440,12 @@ def _short(value: float) -> float | None:
 
 
 def _without_absent(entry: Report) -> Report:
-    return {key: value for key, value in entry.items() if value is not None and value != {}}
+    # Whoever reads a system looks for its metrics, of which it may have none.
+    return {
+        key: value
+        for key, value in entry.items()
+        if value is not None and (value != {} or key == "metrics")
+    }
 
 
 def _cell(row: Any) -> Report:

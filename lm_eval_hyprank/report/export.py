@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from lm_eval_hyprank.report.intervals import METRICS
+
 Report = Mapping[str, Any]
 
 SCHEMA_VERSION = "0.3.0"
@@ -70,10 +72,15 @@ def _interval_method(report: Report) -> str:
     return f"{report['settings']['interval']} bootstrap over {units}"
 
 
+def _has_interval(cell: Mapping[str, Any]) -> bool:
+    """Whether there is an interval, and one that says something."""
+    return "low" in cell and "high" in cell and cell["low"] < cell["high"]
+
+
 def _hub_entry(report: Report, run: Report, system: Report) -> EvalResultEntry:
     cell = system["metrics"][_HEADLINE]
     notes = [f"Hit@1 of scorer {system['scorer']}, {system['papers']} papers"]
-    if "low" in cell and "high" in cell:
+    if _has_interval(cell):
         notes.append(
             f"95 % interval {cell['low']:.4f} to {cell['high']:.4f} ({_interval_method(report)}, "
             f"{report['settings']['resamples']} resamples)"
@@ -150,8 +157,10 @@ def _results(report: Report, run: Report, systems: list[Report]) -> Iterator[dic
     for system in systems:
         for metric, cell in system["metrics"].items():
             number = re.fullmatch(r"hit@(\d+)", metric)
-            uncertainty: dict[str, Any] = {"num_samples": system["papers"]}
-            if "low" in cell and "high" in cell:
+            # A judge of pairs has verdicts on papers that it does not rank.
+            counted = system["kind"] != "pairwise" or metric in METRICS
+            uncertainty: dict[str, Any] = {"num_samples": system["papers"]} if counted else {}
+            if _has_interval(cell):
                 uncertainty |= {
                     "num_bootstrap_samples": report["settings"]["resamples"],
                     "confidence_interval": {

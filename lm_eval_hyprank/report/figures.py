@@ -92,7 +92,11 @@ def _style() -> Iterator[None]:
 
 def _hits(report: Report) -> Figure | None:
     """Hit@k of every model and scorer with intervals: the paper's Fig. 3."""
-    groups = [(title, systems) for title, systems, _ in sections(report)]
+    groups = [
+        (title, measured)
+        for title, systems, _ in sections(report)
+        if (measured := [system for system in systems if "hit@1" in system["metrics"]])
+    ]
     lines = [
         (f"{title} ({s['model']})" if s["kind"] != "trivial" else title, s)
         for title, systems in groups
@@ -101,9 +105,7 @@ def _hits(report: Report) -> Figure | None:
     ]
     drawn = "candidates" in report["paper_set"]  # chance is then a line of its own
     lines = [
-        (name, system)
-        for name, system in lines
-        if "hit@1" in system["metrics"] and not (drawn and system["scorer"] == "chance")
+        (name, system) for name, system in lines if not (drawn and system["scorer"] == "chance")
     ]
     scored = [
         (title, systems)
@@ -260,7 +262,8 @@ def _ranks(report: Report) -> Figure | None:
                 linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
                 label=system["model"],
             )
-        axes.axhline(1 / len(shares), color=_GREY, linestyle=":", linewidth=1, label="Chance")
+        if size := report["paper_set"].get("candidates"):
+            axes.axhline(1 / size, color=_GREY, linestyle=":", linewidth=1, label="Chance")
         axes.xaxis.set_major_locator(MultipleLocator(5, offset=1))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.tick_params(labelbottom=True)
@@ -277,8 +280,8 @@ def _ranks(report: Report) -> Figure | None:
         known |= {
             label: one for one, label in zip(handles, labels, strict=True) if label not in known
         }
-    chance = known.pop("Chance")
-    known["Chance"] = chance
+    if "Chance" in known:  # the last of the legend
+        known["Chance"] = known.pop("Chance")
     figure.legend(known.values(), known, loc="outside lower center", ncols=min(len(known), 4))
     return figure
 
@@ -330,7 +333,7 @@ def _length(report: Report) -> Figure | None:
     chosen = [
         system
         for system in report["systems"]
-        if system["scorer"] in ("nll", "raw") and not system.get("control")
+        if system["scorer"] in ("nll", "raw") and system["metrics"] and not system.get("control")
     ]
     if not chosen:
         return None
@@ -400,7 +403,9 @@ def _agreement(report: Report) -> Figure | None:
     side = 0.55 + 0.42 * largest
     figure = Figure(figsize=(2.0 + max(1.2, side) * len(found), 1.0 + 2 * max(0.9, side)))
     grid = figure.subplots(2, len(found), squeeze=False)
-    titles = {system["scorer"]: system["paradigm"] for system in report["systems"]}
+    titles = {
+        (system["task"], system["scorer"]): system["paradigm"] for system in report["systems"]
+    }
     for column, one in enumerate(found):
         models = one["models"]
         for row, (key, name, low) in enumerate(
@@ -413,9 +418,7 @@ def _agreement(report: Report) -> Figure | None:
                 for down, line in enumerate(one[key])
             ]
             _heat(axes, shown, low, 1.0, "{:.2f}" if key == "tau" else "{:.0%}")
-            title = titles.get(one["scorer"], one["scorer"]) + (
-                f" ({one['task']})" if several else ""
-            )
+            title = titles[one["task"], one["scorer"]] + (f" ({one['task']})" if several else "")
             axes.set_title(f"{title}\n{name}" if row == 0 else name, loc="left")
             numbers = [str(number) for number in range(1, len(models) + 1)]
             names = [f"{model}  {number}" for model, number in zip(models, numbers, strict=True)]

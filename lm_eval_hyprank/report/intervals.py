@@ -201,6 +201,21 @@ def paper_metrics(candidates: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).reindex(columns=[*kept, *numbers, "valid"])
 
 
+def with_misses(papers: pd.DataFrame) -> pd.DataFrame:
+    """Counts a listwise judge's unreadable replies as misses: failures must not flatter it.
+
+    Args:
+        papers: As :func:`paper_metrics` returns them.
+
+    Returns:
+        The same rows; of `LIST_JUDGES`, hits and win rates that have no value are 0.
+    """
+    filled = papers.copy()
+    rows, columns = papers["kind"].isin(LIST_JUDGES), [*HITS, "win_rate", "win_rate_terminal"]
+    filled.loc[rows, columns] = papers.loc[rows, columns].fillna(0.0)
+    return filled
+
+
 @lru_cache(maxsize=16)
 def resample_weights(clusters: int, resamples: int, seed: int) -> Floats:
     """How often each cluster is drawn in each resample, shape (resamples, clusters).
@@ -254,7 +269,8 @@ def ratio_intervals(sums: Floats, counts: Floats, settings: Settings) -> Ratios:
 
 def _bca_levels(value: Floats, replicates: Floats, left_out: Floats, tails: Floats) -> Floats:
     """Quantile levels of BCa limits (Efron 1987, eq. 6.5 and 6.6), shape (2, K)."""
-    below = (replicates < value).mean(axis=0) + (replicates == value).mean(axis=0) / 2
+    known = (~np.isnan(replicates)).sum(axis=0)  # a resample may draw no value of a column
+    below = ((replicates < value).sum(axis=0) + (replicates == value).sum(axis=0) / 2) / known
     bias = norm.ppf(below)
     deviation = left_out.mean(axis=0) - left_out
     with np.errstate(invalid="ignore"):  # nothing varies: there are no such levels

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lm_eval_hyprank.metrics import rank_metrics
 from lm_eval_hyprank.ranking import chance_rank
+from lm_eval_hyprank.report.comparisons import ALPHA
 
 Report = Mapping[str, Any]
 
@@ -132,10 +133,10 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     best = max(others, key=_hit)
     if _hit(shortest) >= _hit(best):
         verdict = "length wins"
-    elif _hit(shortest, "high") >= _hit(best, "low"):
-        verdict = "overlap"
-    else:
+    elif _told_apart(report, best["id"], shortest["id"]):
         verdict = "system wins"
+    else:
+        verdict = "not clear"
     quoted = report.get("best", {})
     return {
         "shortest": shortest,
@@ -147,9 +148,16 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     }
 
 
-def _hit(system: Report, end: str = "value") -> float:
-    hit: dict[str, float] = system["metrics"]["hit@1"]
-    return hit.get(end, hit["value"])
+def _hit(system: Report) -> float:
+    return float(system["metrics"]["hit@1"]["value"])
+
+
+def _told_apart(report: Report, better: str, worse: str) -> bool:
+    """Whether the paired test, corrected for the number of pairs, puts one system ahead."""
+    return any(
+        (pair["a"], pair["b"]) == (better, worse) and pair["p_holm"] < ALPHA
+        for pair in report["comparisons"]
+    )
 
 
 def _refuse_text(report: Report) -> None:

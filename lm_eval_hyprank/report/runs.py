@@ -202,6 +202,11 @@ def _refuse_mixtures(loaded: Sequence[Loaded]) -> None:
     plain = [run for run in prompts if not run.found.control and run.found.kind == "energy"]
     for run in plain[1:]:
         _same_contexts(plain[0], run)
+    for run in loaded:
+        for other in loaded:
+            belongs = run.found.control and run.found.control_of == other.found.task
+            if belongs and run.found.model == other.found.model:
+                _same_question(other, run)
     versions: dict[str, Loaded] = {}
     for run in loaded:
         other = versions.setdefault(run.found.task, run)
@@ -272,6 +277,23 @@ def _same_contexts(one: Loaded, other: Loaded) -> None:
                 f"the prompt of paper {paper_id} differs from character {at} on "
                 f"({paper.context[at : at + 24]!r} and {context[at : at + 24]!r}); see the option "
                 "layout",
+            )
+
+
+def _same_question(one: Loaded, other: Loaded) -> None:
+    """Whether a control is put to the model as its task is, but for what it leaves out."""
+    asked = [
+        {"layout": "inline"} | run.found.task_options() | run.found.model_options()
+        for run in (one, other)
+    ]
+    for option in ("layout", "num_fewshot", "chat_template", "system_instruction"):
+        values = [options.get(option, "none") for options in asked]
+        if values[0] != values[1]:
+            raise _mixture(
+                one,
+                other,
+                f"{other.found.task} is a control of {one.found.task}, and {option} is "
+                f"{values[0]} in the task and {values[1]} in the control",
             )
 
 

@@ -107,7 +107,7 @@ def controls_homes(
             found = loaded[place].found
             home = homes.get((found.control_of, scorer), found.control_of)
             key = (found.model, found.control, home, scorer)
-            if places is own or key not in seen:
+            if key not in seen:
                 kept[place, scorer] = home
             seen.add(key)
     return kept

@@ -221,9 +221,11 @@ def judges(report: Report) -> Table:
             if system["kind"] not in JUDGES:
                 continue
             own, valid = system["metrics"], system.get("metrics_valid", {})
+            # A judge of pairs has verdicts on papers that it does not rank.
+            unranked = system["invalid"] if system["kind"] == "pairwise" else 0
             cells: list[Value] = [
                 system["model"],
-                system["papers"],
+                system["papers"] + unranked,
                 {"value": system["parse_rate"]},
                 *(own.get("hit@1"), valid.get("hit@1"), own.get("hit@5")),
                 *(own.get("win_rate"), own.get("win_rate_terminal")),
@@ -287,7 +289,8 @@ def comparisons(report: Report) -> Table:
     table = Table(
         "comparisons",
         "Paired differences of Hit@1: cluster sign-flip test, p corrected by Holm over all pairs; "
-        "the smallest difference that a study of this size finds in 80 % of cases.",
+        "the smallest difference that a study of this size finds in 80 % of cases by one test at "
+        "5 %, without the correction.",
         ["Better", "Worse", "Difference", "p", "p (Holm)", "Detectable at 80 % power", "Papers"],
     )
     for pair in sorted(shown, key=lambda pair: (pair["p_holm"], pair["p"])):
@@ -379,11 +382,18 @@ def controls(report: Report) -> Table:
             if not known:
                 continue
             system = names[identifier]
-            cells: list[Value] = [system["model"], system["paradigm"]]
-            cells += [min(row["papers"] for row in known), _interval(known[0], "full", "full")]
-            for row in mine:
-                cells += [_interval(row or {}, part, part) for part in ("without", "difference")]
-            table.rows.append((_TITLES[metric], cells))
+            # A paper that is invalid in one control alone is in the others' rows.
+            for papers, full in dict.fromkeys((row["papers"], row["full"]) for row in known):
+                alike = [
+                    row if row and (row["papers"], row["full"]) == (papers, full) else {}
+                    for row in mine
+                ]
+                whole = next(row for row in alike if row)
+                cells: list[Value] = [system["model"], system["paradigm"], papers]
+                cells.append(_interval(whole, "full", "full"))
+                for row in alike:
+                    cells += [_interval(row, part, part) for part in ("without", "difference")]
+                table.rows.append((_TITLES[metric], cells))
     table.notes += [
         f"No PMI of {entry['model']} on {entry['task']}: {entry['why']}."
         for entry in report["controls"]["pmi_absent"]
@@ -555,6 +565,7 @@ _LATEX = {
     "−": "$-$",
     "–": "--",
     "ρ": r"$\rho$",
+    "†": r"\textdagger{}",
     "¦": r"\textbar{}",
 }
 
@@ -586,5 +597,7 @@ def latex(table: Table) -> str:
         shown = _shown(table, row, escape, lambda text: rf"\textbf{{{text}}}")
         # A bracket behind a line end would be taken for its argument.
         lines.append(" & ".join("--" if text == "–" else text for text in shown) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in table.notes]
+    lines += [r"\end{table*}", ""]
     return "\n".join(lines)

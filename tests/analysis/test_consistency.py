@@ -24,6 +24,13 @@ def test_published_intervals_are_those_of_independent_papers():
     assert 0.93 < min(ratios) < np.mean(ratios) < max(ratios) < 1.05
 
 
+def test_every_value_lies_inside_its_interval():
+    for rows in PUBLISHED["overall"].values():
+        for row in rows.values():
+            for cell in row.values():
+                assert cell["low"] < cell["value"] < cell["high"]
+
+
 def test_pooled_rows_are_means(changed):
     assert max(map(abs, consistency.pooled_deviations(PUBLISHED).values())) < 0.0006
     changed["overall"]["raw"]["Phi-4"]["mrr"]["value"] += 0.01
@@ -65,6 +72,9 @@ def test_the_judges_win_rate_under_both_conventions():
     rates = consistency.judge_win_rates(PUBLISHED)
     assert rates["terminal"] == pytest.approx(PUBLISHED["win_rate"]["prompted"]["GPT-5"], abs=1e-3)
     assert rates["half"] == pytest.approx(0.568, abs=1e-3)
+    ranked = [share for rank, share in PUBLISHED["gpt5_rank_histogram"].items() if rank.isdigit()]
+    found = PUBLISHED["overall"]["prompted"]["GPT-5"]["hit@5"]["value"]
+    assert sum(ranked) == pytest.approx(found, abs=1e-3)
 
 
 def test_what_a_random_judge_gets():

@@ -112,6 +112,28 @@ def test_a_part_of_the_study_has_no_pooled_rows(tmp_path):
     assert "Not run: Llama 3.2 1B, Llama 3.2 3B, Gemma 2 2B" in text
 
 
+def test_other_tasks_of_a_model_are_no_part_of_its_cells(tmp_path):
+    """Only the task that the study ran, and that once."""
+    write_energy(tmp_path, HUBS[5], scores=gold_first)
+    last = {"nll": 1.0, "raw": 1.0, "shortest": 1.0}
+    write_energy(
+        tmp_path,
+        HUBS[5],
+        scores=lambda doc: {
+            name: [value * (label == "gold") for label in doc["candidate_ids"]]
+            for name, value in last.items()
+        },
+        task="researchbench_energy_scores",
+    )
+    write_judge(tmp_path, gold_at(0), "gpt-5")
+    text = reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
+    assert "| nll | Phi-4 | all | hit@1 | 1.000" in text
+    again = {"metadata": {"order": "gold_first"}, "date": "2026-02-01T00-00-00"}
+    write_judge(tmp_path, gold_at(5), "gpt-5", **again)
+    with pytest.raises(ReportError, match=r"gpt-5: .*order=gold_first"):
+        reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
+
+
 def test_the_judge_by_the_studys_rules(tmp_path):
     """Over all replies: unranked golds are beaten by all, unreadable replies are misses."""
     places = [0, 4, 5, 6, 0, 0, 5, 6]

@@ -15,6 +15,7 @@ from lm_eval_hyprank.judge.scoring import figures as position_counts
 from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
+from lm_eval_hyprank.report.write import write_report
 from tests.report.conftest import SCORERS, shuffled, with_sums
 from tests.report.run_folder import (
     IDS,
@@ -281,12 +282,40 @@ def test_one_paper_has_values_without_intervals(tmp_path):
     json.dumps(made, allow_nan=False)
 
 
-def test_every_paper_invalid_leaves_the_metrics_out(tmp_path):
+def test_a_model_without_a_number_has_no_metrics_and_stands_in_every_table(tmp_path, validator):
     write_energy(tmp_path, scores=lambda doc: {k: [float("nan")] * 16 for k in SCORERS})
+    for others in (0, 1):
+        if others:
+            write_energy(tmp_path, "acme/Lark-3B")
+        made = build_report(read_runs([tmp_path]), Settings(resamples=50))
+        validator.validate(made)
+        assert made["systems"][0]["metrics"] == {}
+        assert made["systems"][0]["invalid"] == 8
+        assert made["pooled"] == []  # of one model with numbers at most
+        write_report(made, tmp_path / f"report {others}")
+        text = (tmp_path / f"report {others}" / "report.md").read_text(encoding="utf-8")
+        assert "| Lark-1B | 0 | – | – |" in text
+
+
+def test_an_unreadable_reply_is_a_miss_wherever_a_judge_is_compared(tmp_path):
+    """A judge that is right whenever it can be read, which is once in four papers."""
+    docs = documents(24)
+    read = {doc["paper_id"] for doc in docs[::4]}
+    first = ["gold", *(name for name in IDS if name != "gold")][:5]
+    for doc in docs:  # half of the candidates are about as long as the gold
+        doc["doi"] = doc["paper_id"]
+    write_judge(tmp_path, lambda doc: first if doc["paper_id"] in read else None, docs=docs)
+    write_energy(tmp_path, docs=docs, scores=with_sums("good", 9.0), scorers=SCORERS)
     made = build_report(read_runs([tmp_path]), Settings(resamples=50))
-    assert "metrics" not in made["systems"][0]
-    assert made["systems"][0]["invalid"] == 8
-    json.dumps(made, allow_nan=False)
+    judge = system(made, "gpt-x|researchbench_judge|judge")
+    nll = system(made, f"Lark-1B|{TASK}|nll")
+    assert judge["metrics"]["hit@1"]["value"] == 0.25
+    assert nll["metrics"]["hit@1"]["value"] == 1.0
+    assert judge["tier"] > nll["tier"] == 1
+    (pair,) = [p for p in made["comparisons"] if {p["a"], p["b"]} == {nll["id"], judge["id"]}]
+    assert (pair["a"], pair["difference"], pair["papers"]) == (nll["id"], 0.75, 24)
+    assert judge["matched"]["papers"] == nll["matched"]["papers"] == 24
+    assert judge["matched"]["hit@1"]["value"] == 0.25
 
 
 def test_without_text_no_word_of_the_data_is_left(runs_folder, validator):

@@ -50,6 +50,13 @@ def test_everything_is_written_and_the_same_bytes_each_time(tmp_path, runs_folde
     assert contents(tmp_path / "other") == first
 
 
+@pytest.mark.parametrize("option", [["--seed", "-1"], ["--resamples", "0"], ["--seed", "x"]])
+def test_numbers_that_cannot_be_are_refused_before_anything_is_read(option, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "none"), "-o", str(tmp_path / "out"), *option])
+    assert f"argument {option[0]}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_seed_changes_intervals_and_no_value(tmp_path):
     write_energy(tmp_path / "runs")

@@ -7,6 +7,7 @@ import pytest
 
 from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.controls import pmi_scores
+from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
 from tests.report.run_folder import TASK, documents, write_energy
@@ -276,3 +277,40 @@ def test_a_control_without_the_row_that_pmi_takes_is_named(tmp_path):
     write_energy(tmp_path, scores=scores(False), scorers={"nll": "nll"}, **CONTROL)
     (absent,) = pmi_scores(read_runs([tmp_path]))[1]
     assert absent["why"] == "its control without context has no row nll_sum"
+
+
+# --- what does not belong together -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metadata": CONTROL["metadata"] | {"layout": "block"}}, "layout is inline in the task"),
+        ({"more": {"chat_template_sha": "0123456789"}}, "chat_template is none in the task"),
+        ({"more": {"n-shot": {CONTROL["task"]: 2}}}, "num_fewshot is none in the task and 2"),
+    ],
+)
+def test_a_control_that_is_asked_otherwise_is_refused(tmp_path, change, said):
+    for folder, options in (("alike", CONTROL), ("otherwise", CONTROL | change)):
+        write_energy(tmp_path / folder, scores=scores(True), scorers=SCORERS)
+        write_energy(tmp_path / folder, scores=scores(False), scorers=SCORERS, **options)
+    read_runs([tmp_path / "alike"])
+    with pytest.raises(ReportError, match=said):
+        read_runs([tmp_path / "otherwise"])
+
+
+def test_a_control_that_was_run_twice_counts_once(tmp_path):
+    """With other options of a judge, say, which metadata hands to every task of a call."""
+    write_energy(tmp_path, scores=scores(True), scorers=SCORERS)
+    for date, options in (("2026-01-03", {}), ("2026-01-04", {"order_seed": 1})):
+        write_energy(
+            tmp_path,
+            scores=scores(False),
+            scorers=SCORERS,
+            task=CONTROL["task"],
+            metadata=CONTROL["metadata"] | options,
+            date=f"{date}T00-00-00",
+        )
+    runs = read_runs([tmp_path])
+    assert len(listed(runs, "no_context")) == len(SCORERS)
+    assert len(build_report(runs, Settings(resamples=20))["controls"]["shares"]) == 2 * 4

@@ -14,7 +14,7 @@ from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.export import exports
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
-from tests.report.run_folder import TASK, documents, write_energy
+from tests.report.run_folder import TASK, documents, write_energy, write_pairwise
 
 HERE = Path(__file__).parent
 UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -107,6 +107,38 @@ def test_a_judges_record_has_its_parse_rate(files):
     details = record["evaluation_results"][0]["score_details"]["details"]
     assert float(details["parse_rate"]) == 7 / 8
     assert details["invalid"] == "1"
+
+
+def test_a_judge_of_pairs_says_no_number_of_papers_that_is_not_its_own(tmp_path):
+    """It ranks the gold of no paper here, and has verdicts on all."""
+    write_pairwise(tmp_path, lambda doc, other, first: None if other == "fake_1" else first)
+    made = build_report(read_runs([tmp_path]), Settings(resamples=20))
+    made["systems"][0]["metrics"]["hit@1"] = {"value": 0.5}  # else it is not exported
+    (record,) = records(exports(made))
+    results = {one["metric_config"]["metric_name"]: one for one in record["evaluation_results"]}
+    counts = {
+        metric: one["score_details"]["uncertainty"].get("num_samples")
+        for metric, one in results.items()
+    }
+    assert counts.pop("hit@1") == 0
+    assert "accuracy" in counts
+    assert set(counts.values()) == {None}
+    jsonschema.validate(record, schema("every_eval_ever"))
+
+
+def test_an_interval_without_width_is_not_exported(tmp_path):
+    def never(doc):
+        own = [float(name == "gold") for name in doc["candidate_ids"]]
+        return dict.fromkeys(("nll", "raw", "shortest"), own)
+
+    write_energy(tmp_path, scores=never)
+    files = exports(build_report(read_runs([tmp_path]), Settings(resamples=20)))
+    (entry, *_) = entries(files, "Lark-1B")
+    assert entry["value"] == 0
+    assert "interval" not in entry["notes"]
+    (record,) = records(files)
+    for result in record["evaluation_results"]:
+        assert "confidence_interval" not in result["score_details"]["uncertainty"]
 
 
 def test_no_text_of_the_data_is_exported(files):

@@ -6,7 +6,12 @@ import re
 import matplotlib
 import pytest
 
+from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.figures import COLOURS, figures, render
+from lm_eval_hyprank.report.intervals import Settings
+from lm_eval_hyprank.report.runs import read_runs
+from tests.report.conftest import shuffled
+from tests.report.run_folder import write_judge, write_pairwise
 
 NAMES = ["hits", "disciplines", "ranks", "positions", "length", "agreement"]
 
@@ -123,6 +128,7 @@ def test_more_models_than_colours_can_still_be_told_apart(report):
     crowd["systems"] = [
         {**one, "id": f"m{n}|t|nll", "model": f"m{n}", "task": "t"} for n in range(9)
     ]
+    crowd["agreement"] = []
     axes = figures(crowd)["ranks"][1].axes[0]
     looks = [
         (line.get_color(), line.get_linestyle(), line.get_marker())
@@ -130,3 +136,24 @@ def test_more_models_than_colours_can_still_be_told_apart(report):
         if line.get_label() != "Chance"
     ]
     assert len(set(looks)) == 9 > len(COLOURS)
+
+
+def test_ranks_have_a_line_of_chance_where_there_is_one(report):
+    varied = copy.deepcopy(report)
+    del varied["paper_set"]["candidates"]
+    varied["paper_set"]["candidates_range"] = [2, 16]
+    for some, count in ((report, 1), (varied, 0)):
+        figure = figures(some)["ranks"][1]
+        lines = [line for line in figure.axes[0].lines if line.get_label() == "Chance"]
+        assert len(lines) == count
+        assert ("Chance" in texts(figure)) is bool(count)
+
+
+def test_agreeing_judges_have_the_name_of_their_task(tmp_path):
+    for judge in ("one", "two"):
+        write_judge(tmp_path, shuffled, judge)
+        write_pairwise(tmp_path, lambda doc, other, first: first, judge)
+    shown = texts(
+        figures(build_report(read_runs([tmp_path]), Settings(resamples=50)))["agreement"][1]
+    )
+    assert "Judge\nKendall's τ" in shown

@@ -13,6 +13,7 @@ from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.report.intervals import (
     METRICS,
     Settings,
+    _bca_levels,
     cell,
     cluster_ids,
     estimates,
@@ -200,6 +201,19 @@ def test_bca_differs_from_percentile_on_skewed_data():
     plain, bca = (only(estimates(skewed, settings=Settings(20_000, 1, way)))
                   for way in ("percentile", "bca"))  # fmt: skip
     assert bca["high"] - plain["high"] > 0.06 * (plain["high"] - plain["low"])
+
+
+def test_bca_of_few_values_looks_at_the_resamples_that_have_one():
+    """Symmetric values: no bias, however many resamples draw none of them."""
+    values = np.full(40, np.nan)
+    values[[3, 20]] = 0.0, 1.0
+    found = only(estimates(paper_rows([values]), settings=Settings(4000, 0, "bca")))
+    plain = only(estimates(paper_rows([values]), settings=Settings(4000, 0)))
+    assert (found["low"], found["high"]) == (plain["low"], plain["high"]) == (0.0, 1.0)
+    replicates = np.array([[0.0], [0.5], [1.0], [np.nan], [np.nan]])
+    left_out = np.array([[1.0], [0.0]])
+    levels = _bca_levels(np.array([0.5]), replicates, left_out, np.array([0.025, 0.975]))
+    assert levels[:, 0] == pytest.approx([0.025, 0.975])
 
 
 @pytest.mark.parametrize("interval", ["percentile", "bca"])

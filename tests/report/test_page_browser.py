@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,21 @@ def test_finds_and_orders_papers(open_page: Open) -> None:
     expect(page.locator("#paper-title")).to_have_text(report["papers"][1]["title"])
     page.get_by_role("button", name="Previous").click()
     expect(page.locator("#paper-title")).to_have_text(report["papers"][0]["title"])
+
+
+def test_papers_without_a_discipline_are_a_choice_of_their_own(open_page: Open) -> None:
+    report = report_example()
+    for paper in report["papers"][:3]:
+        paper["discipline"] = ""
+    counts = Counter(paper["discipline"] for paper in report["papers"])
+    report["paper_set"]["disciplines"] = dict(sorted(counts.items()))
+    page = open_page(report)
+    options = page.locator("#paper option")
+    page.locator("#paper-discipline").select_option(label="(none given)")
+    expect(options).to_have_count(3)
+    page.locator("#paper-discipline").select_option(label="all")
+    expect(options).to_have_count(24)
+    expect(page.locator("#discipline-table thead")).to_contain_text("(none given) (3)")
 
 
 def test_markup_in_the_data_stays_text(open_page: Open) -> None:

@@ -16,6 +16,7 @@ from lm_eval_hyprank.report.tables import Table, latex, markdown, tables, to_csv
 from lm_eval_hyprank.report.write import write_report
 from tests.report.run_folder import (
     IDS,
+    TASK,
     documents,
     nan_for,
     scores_of,
@@ -77,8 +78,9 @@ def test_a_judge_has_no_mrr_and_both_win_rates(made, report):
     assert own["Win rate, half"] == judge["metrics"]["win_rate"]
     assert own["Win rate, terminal"] == judge["metrics"]["win_rate_terminal"]
     assert own["Win rate, half"]["value"] > own["Win rate, terminal"]["value"]
-    assert own["Hit@5 of readable" if "Hit@5 of readable" in own else "Hit@1 of readable"]
+    assert own["Hit@1 of readable"] == judge["metrics_valid"]["hit@1"]
     assert rows["Judge, pairwise"]["Both orders right"]["value"] == 1.0
+    assert rows["Judge, pairwise"]["Papers"] == 8, "with verdicts, though none has a rank"
     text = markdown([made["overall"]])
     assert "no MRR" in text
 
@@ -291,3 +293,32 @@ def test_data_without_dois_has_items(tmp_path):
     ]
     assert "Items" in texts[0]
     assert [found for text in texts for found in re.findall(r".*\bpapers?\b.*", text, re.I)] == []
+
+
+def test_a_control_that_lacks_a_paper_stands_in_a_row_of_its_own(tmp_path):
+    """Else its loss would stand beside a value of the whole prompt over other papers."""
+    write_energy(tmp_path)
+    lacks_one = nan_for(documents()[0]["paper_id"])
+    for control, scores in (("no_context", None), ("question_only", lacks_one)):
+        write_energy(
+            tmp_path,
+            task=f"{TASK}_{control}",
+            metadata={"control": control, "control_of": TASK},
+            scores=scores,
+        )
+    report = build_report(read_runs([tmp_path]), Settings(resamples=50))
+    (table,) = [one for one in tables(report) if one.name == "controls"]
+    rows = [row for title, row in table.rows if title == "Hit@1" and row[1] == "NLL"]
+    assert [row[2] for row in rows] == [8, 7]
+    for row, (here, there) in zip(rows, ((4, 6), (6, 4)), strict=True):
+        lost = row[here + 1]["value"]
+        assert row[here]["value"] + lost == pytest.approx(row[3]["value"])
+        assert row[there] is None
+        assert row[there + 1] is None
+
+
+def test_notes_stand_below_the_latex_table(made):
+    text = latex(made["overall"])
+    assert "No system can be told apart" in text.partition(r"\end{tabular}")[2]
+    table = Table("length", "Of one", ["Model", "Hit@1"], notes=["† says 50 % & nothing"])
+    assert r"\textdagger{} says 50 \% \& nothing\par}" in latex(table)

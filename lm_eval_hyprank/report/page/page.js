@@ -234,6 +234,7 @@
   );
   // What judges alone have can be chosen, but takes no column of everybody's.
   const columnMetrics = metrics.filter((metric) => /^(hit@\d+|mrr|win_rate)$/.test(metric));
+  const NO_NAME = "(none given)";
   const disciplines = Object.entries(report.paper_set.disciplines);
   const disciplineMetrics = unique(
     systems
@@ -369,8 +370,8 @@
   function disciplineColumns(metric) {
     const columns = disciplines.map(([name, papers]) => ({
       key: name,
-      label: name,
-      head: () => element("span", {}, name, element("small", {}, ` (${papers})`)),
+      label: name || NO_NAME,
+      head: () => element("span", {}, name || NO_NAME, element("small", {}, ` (${papers})`)),
       numeric: true,
       descending: true,
       value: (system) => system.disciplines?.[name]?.[metric]?.value,
@@ -489,7 +490,7 @@
       .map((paper, index) => ({ paper, index, mean: meanRank(paper) }))
       .filter(
         ({ paper, index }) =>
-          [paper.discipline, ""].includes(discipline) &&
+          ["", `of ${paper.discipline}`].includes(discipline) &&
           words.every((word) => haystacks[index].includes(word)),
       );
     if (order !== "data") {
@@ -616,7 +617,11 @@
   for (const button of byId("systems-shown").querySelectorAll("button")) {
     button.addEventListener("click", () => chooseSystems(CHOICES[button.dataset.choose]));
   }
-  fillSelect(byId("paper-discipline"), [["", "all"], ...disciplines.map(([name]) => [name, name])]);
+  // The papers without a discipline are a choice of their own, beside all papers.
+  fillSelect(byId("paper-discipline"), [
+    ["", "all"],
+    ...disciplines.map(([name]) => [`of ${name}`, name || NO_NAME]),
+  ]);
   for (const id of ["paper-search", "paper-discipline", "paper-order"]) {
     byId(id).addEventListener("input", listPapers);
   }
