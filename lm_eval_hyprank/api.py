@@ -49,8 +49,8 @@ def rank_candidates(
     Raises:
         TypeError: The model or an argument is of the wrong kind, or the model cannot be scored.
         ValueError: A candidate is empty or too long for the model, there are fewer than two, the
-            separator would double whitespace, a score is unknown, or the model's numbers are no
-            numbers.
+            separator would double whitespace, a score is unknown, or a candidate's score is no
+            finite number.
     """
     if isinstance(candidates, np.ndarray | pd.Series):
         candidates = candidates.tolist()
@@ -61,14 +61,15 @@ def rank_candidates(
         Instance("loglikelihood", {}, (context, separator + candidate), index)
         for index, candidate in enumerate(candidates)
     ]
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     lm = _wrapped(model, tokenizer)
     try:
         check_supported(lm)
         extras = union(scorer.extras for scorer in filters.values())
         found = score_requests(lm, requests, disable_tqdm=True, extras=extras)
     finally:
-        model.train(training)
+        for module, mode in training.items():
+            module.training = mode
     for index, response in enumerate(found):
         if not math.isfinite(response[0]):
             reason = (
@@ -79,7 +80,11 @@ def rank_candidates(
             raise ValueError(f"candidate {index} {reason}")
     table = pd.DataFrame({"candidate": list(candidates)})
     for name, scorer in filters.items():
-        table[name] = [scorer.sign * scorer.value(response) for response in found]
+        values = [scorer.sign * scorer.value(response) for response in found]
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                raise ValueError(f"candidate {index} has no finite {name} ({value})")
+        table[name] = values
         table[f"rank_{name}"] = table[name].rank()
     return table.sort_values(f"rank_{next(iter(filters))}", kind="stable")
 

@@ -118,7 +118,7 @@ def _wrap(evaluate: Any) -> Any:
             instances = scored[name].instances
             try:
                 token_file.write(folder, model.rank, model.world_size, instances, made_by)
-            except OSError as error:  # a full disk shall not cost the results too
+            except Exception as error:  # a full disk, say, shall not cost the results too
                 logger.error("the values of %s's tokens are lost: %s", name, error)
         if results is not None:
             results["hyprank"] = {"version": lm_eval_hyprank.__version__}
@@ -306,7 +306,7 @@ def cached_extras(cache: CachingLM, extras: Extras | None) -> Extras | None:
     Raises:
         ValueError: The run needs more than that.
     """
-    if len(cache.dbdict) == 1:  # the fingerprint alone
+    if EXTRAS_KEY not in cache.dbdict:  # no scores yet: every run that has some writes it
         cache.dbdict[EXTRAS_KEY] = extras
         cache.dbdict.commit()
     held: Extras | None = cache.dbdict.get(EXTRAS_KEY)

@@ -310,7 +310,7 @@ class Engine:
                 f"a text of {length - 1} tokens goes beyond the {self.rope_limit} from which "
                 f"{type(self.model).__name__} takes its rotary frequencies from the longest text "
                 "it has seen (rope_type dynamic), so a score would depend on what else is scored; "
-                f"pass --model_args max_length={self.rope_limit}"
+                f"cut it to {self.rope_limit} (--model_args max_length={self.rope_limit})"
             )
         if length <= self.checked_tokens or (self.checked_tokens and not self.untried):
             return
@@ -407,8 +407,8 @@ class Engine:
         relative = abs(float(here.nll.sum() / there.nll.sum()) - 1)
         if not relative <= DEVICE_TOLERANCE:  # NaN is far apart too
             logger.warning(
-                "%s scores %d tokens on %s %.1f %% away from the CPU's scores of them; run with "
-                "--device cpu, or do not trust these results",
+                "%s scores %d tokens on %s %.1f %% away from the CPU's scores of them; run on the "
+                "CPU (--device cpu), or do not trust these results",
                 type(self.model).__name__,
                 len(row.continuation),
                 self.device,

@@ -68,8 +68,11 @@ def write(
     path = folder / f"{rank:05}-of-{world_size:05}.parquet"
     # What reads a folder passes over names with a dot in front.
     unfinished = folder / f".{path.name}.{os.getpid()}"
-    pq.write_table(table, unfinished, compression="zstd")
-    os.replace(unfinished, path)
+    try:
+        pq.write_table(table, unfinished, compression="zstd")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def token_values(row: Mapping[str, Any] | pd.Series) -> TokenValues:
@@ -103,11 +106,13 @@ _SCHEMA = {
 def _row(instance: Instance) -> dict[str, Any]:
     doc, score = instance.doc, instance.resps[0]
     assert isinstance(score, ContinuationScore)
+    # A stock task's documents have no names for items and candidates.
+    names, gold = doc.get("candidate_ids"), doc.get("gold")
     row: dict[str, Any] = {
-        "paper_id": str(doc["paper_id"]),
-        "candidate_id": str(doc["candidate_ids"][instance.idx]),
+        "paper_id": str(doc.get("paper_id", instance.doc_id)),
+        "candidate_id": str(names[instance.idx] if names else instance.idx),
         "candidate": instance.idx,
-        "gold": instance.idx in np.atleast_1d(doc["gold"]) if "gold" in doc else None,
+        "gold": instance.idx in np.atleast_1d(gold) if isinstance(gold, int | list) else None,
         "num_tokens": score.num_tokens,
         "num_bytes": score.num_bytes,
         "num_zlib_bytes": score.num_zlib_bytes,

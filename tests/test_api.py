@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import lm_eval_hyprank
 from lm_eval_hyprank import rank_candidates
+from lm_eval_hyprank.filters import CandidateScore
 from lm_eval_hyprank.models.hf import encode
 from tests import tiny
 from tests.models.test_hf import CONTEXT, hflm
@@ -101,6 +104,34 @@ def test_model_and_tokenizer_are_left_as_they_were(caplog):
     pd.testing.assert_frame_equal(first, rank_candidates(model, tokenizer, CONTEXT, TEXTS))
 
 
+def test_a_part_that_does_not_train_stays_so():
+    model = tiny.llama().train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    rank_candidates(model, tiny.tokenizer(), CONTEXT, TEXTS)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_a_score_that_is_no_number_ranks_nothing(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(CandidateScore, "value", lambda self, response: math.nan)
+    with pytest.raises(ValueError, match=r"candidate 0 has no finite raw_precap \(nan\)"):
+        rank_candidates(model, tokenizer, CONTEXT, TEXTS, scores="raw_precap")
+
+
+@pytest.mark.parametrize("before", [None, "false"])
+def test_threads_leave_the_environment_as_it_was(model, tokenizer, monkeypatch, before):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+
+    def rank(number):
+        return rank_candidates(model, tokenizer, f"{CONTEXT} {number}", TEXTS)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(rank, range(24)))) == 24
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -113,7 +144,7 @@ def test_model_and_tokenizer_are_left_as_they_were(caplog):
         ({"context": "A:\n"}, ValueError, r"the context ends with.*strip the end.*or.*=\"\""),
         ({"candidates": ["a"]}, ValueError, "at least two candidates, got 1"),
         ({"candidates": []}, ValueError, "at least two candidates, got 0"),
-        ({"candidates": ["a", "fox " * 600]}, ValueError, r"candidate 1 has \d+ tokens, too many"),
+        ({"candidates": ["a", "fox " * 600]}, ValueError, r"^candidate 1 has \d+ tokens, too many"),
         ({"context": None}, TypeError, "context is NoneType, not text"),
         ({"scores": ["nil"]}, ValueError, "unknown score 'nil'.*nll"),
         ({"scores": []}, ValueError, "scores is empty"),

@@ -473,6 +473,15 @@ def test_a_cache_of_sums_is_refused_where_values_of_tokens_are_needed(folder, tm
     assert "Extras(" not in str(caught.value)
 
 
+def test_a_cache_that_a_judge_began_takes_values_of_tokens(folder, tmp_path):
+    cache = str(tmp_path / "cache")
+    judge = "hyprank_demo_judge"
+    options = {"use_cache": cache, "limit": 1, "gen_kwargs": "max_gen_toks=1"}
+    evaluate([judge], folder=folder, **options)
+    results = evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=1)
+    assert "nll_first" in str(results["results"][SCORES_TASK])
+
+
 def test_a_cache_with_values_of_tokens_keeps_them_whoever_adds_to_it(folder, tmp_path, monkeypatch):
     cache = str(tmp_path / "cache")
     first = evaluate([SCORES_TASK], folder=folder, use_cache=cache, limit=1)

@@ -790,7 +790,9 @@ def test_virtual_tokens_stand_in_front_once(config):
     for row, scores in zip(GROUP, scored(engine, GROUP), strict=True):
         assert off(scores, tiny.plain_scores(adapter, row)) <= TOLERANCE
         assert off(scores, plain(row)) > 0.01, "the adapter matters"
-    if not isinstance(config, PrefixTuningConfig):
+    if isinstance(config, PrefixTuningConfig):
+        assert engine.reuse is not None, "its keys stand in the cache, before the prefix's own"
+    else:
         assert engine.reuse is None
         assert engine.predictor.plain_head is None, "virtual tokens have logits too"
     for part in engine.score(GROUP, Extras(precap=True)):

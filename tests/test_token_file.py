@@ -116,15 +116,33 @@ def test_a_name_that_is_no_folder_is_refused(lm, value):
         evaluate([TASK], lm, limit=1, metadata={"token_scores": value})
 
 
-def test_a_failure_leaves_no_file_and_the_results(tmp_path, lm, monkeypatch, caplog):
-    def fail(*_args, **_kwargs):
-        raise OSError("disk full")
+@pytest.mark.parametrize("error", [OSError, MemoryError, KeyError])
+def test_a_failure_leaves_no_file_and_the_results(tmp_path, lm, monkeypatch, caplog, error):
+    def fail(_table, path, **_kwargs):
+        path.write_bytes(b"half of it")
+        raise error("disk full")
 
     monkeypatch.setattr(pq, "write_table", fail)
     results = evaluate([TASK], lm, limit=1, metadata={"token_scores": str(tmp_path)})
     assert "nll" in str(results["results"][TASK])
-    assert f"the values of {TASK}'s tokens are lost: disk full" in caplog.text
-    assert not list(tmp_path.rglob("*.parquet"))
+    assert f"the values of {TASK}'s tokens are lost: " in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_stock_tasks_documents_need_no_names(tmp_path):
+    lm = EnergyHFLM(pretrained=tiny.llama(), tokenizer=tiny.tokenizer())
+    instances = tiny.requests([("the quick", " fox"), ("the quick", " dog")])
+    for index, (instance, score) in enumerate(
+        zip(instances, score_requests(lm, instances, extras=Extras()), strict=True)
+    ):
+        instance.doc, instance.idx, instance.doc_id = {"gold": "A", "query": "the"}, index, 7
+        instance.resps = [score]
+    token_file.write(tmp_path, 0, 1, instances, {})
+    table = pd.read_parquet(tmp_path)
+    assert table["paper_id"].tolist() == ["7", "7"]
+    assert table["candidate_id"].tolist() == ["0", "1"]
+    assert table["gold"].isna().all()
+    assert table["nll"].notna().all()
 
 
 def test_what_was_cached_is_stored_too(tmp_path, lm):

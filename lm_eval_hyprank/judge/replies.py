@@ -230,7 +230,7 @@ _OPEN_OBJECT = re.compile(r"\{[^{}]*(?:ranking|better)[^{}]*\Z")
 
 _TAGS = "think|thinking|thought|reasoning|analysis|reflection"
 _REASONING = re.compile(rf"<({_TAGS})>.*?</\1>|\[THINK\].*?\[/THINK\]", re.DOTALL | re.IGNORECASE)
-_REASONING_ENDS = re.compile(rf".*(?:</(?:{_TAGS})>|\[/THINK\])", re.DOTALL | re.IGNORECASE)
+_REASONING_ENDS = re.compile(rf"\A.*(?:</(?:{_TAGS})>|\[/THINK\])", re.DOTALL | re.IGNORECASE)
 _REASONING_STARTS = re.compile(rf"(?:<(?:{_TAGS})>|\[THINK\]).*", re.DOTALL | re.IGNORECASE)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>")
 

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import string
+import threading
 import zlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -184,9 +185,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def _refused(request: Instance, why: str) -> ValueError:
     item = (request.doc or {}).get("paper_id", request.doc_id)
-    return ValueError(
-        f"task {request.task_name}, item {item}: candidate {request.idx} {why}; remove or mend it"
-    )
+    where = f"task {request.task_name}, item {item}: " if request.task_name else ""
+    return ValueError(f"{where}candidate {request.idx} {why}; remove or mend it")
 
 
 def _score(
@@ -369,21 +369,25 @@ def _front_tokens(lm: HFLM) -> list[int]:
     )
 
 
+_ENVIRONMENT = threading.Lock()
+
+
 def _batch_encode(lm: HFLM, texts: set[str], **options: Any) -> dict[str, list[int]]:
     """Tokenises distinct texts without special tokens, on all cores."""
     ordered = sorted(texts)
     if not ordered:
         return {}
     # lm-eval's command line switches this off for fear of forks; none happens in here.
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    try:
-        encoded = lm.tokenizer(ordered, add_special_tokens=False, verbose=False, **options)
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+    with _ENVIRONMENT:
+        before = os.environ.get("TOKENIZERS_PARALLELISM")
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        try:
+            encoded = lm.tokenizer(ordered, add_special_tokens=False, verbose=False, **options)
+        finally:
+            if before is None:
+                del os.environ["TOKENIZERS_PARALLELISM"]
+            else:
+                os.environ["TOKENIZERS_PARALLELISM"] = before
     return dict(zip(ordered, encoded["input_ids"], strict=True))
 
 

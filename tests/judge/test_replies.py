@@ -146,6 +146,14 @@ def test_what_the_api_says_is_the_reason(reply, reason):
     assert read_verdict(reply) == Reading(None, reason)
 
 
+def test_a_long_reply_is_read_in_no_time():
+    """Without an end mark, a search for one from every position would take minutes."""
+    text = "I weigh them. " * 20_000
+    assert read_ranking(text, 16).value is None
+    assert read_ranking(text + JSON, 16).value == RANKING
+    assert read_ranking(f"{text}</think>{text}</think>{JSON}", 16).value == RANKING
+
+
 def test_a_complete_answer_counts_even_if_the_budget_ran_out_behind_it():
     assert read_ranking(Reply(JSON + " because", finish="length"), 16) == Reading(RANKING)
 
