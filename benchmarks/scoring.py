@@ -282,7 +282,8 @@ def print_shapes(console: Console, lm: HFLM) -> None:
     """How speed and cost change with the prefix and the number of candidates."""
     papers = [paper_of_shape(*shape, seed=sum(shape)) for shape in SHAPES]
     size = best_stock_batch_size(lm, papers[0], largest_stock_batch_size(lm, papers))
-    names = ["prefix x candidates", f"speed-up (stock at {size}, its best)", "token ratio"]
+    best_at = f"its best at {SHAPES[0][0]} x {SHAPES[0][1]}"
+    names = ["prefix x candidates", f"speed-up (stock at {size}, {best_at})", "token ratio"]
     names += ["share of floor", "time a token (relative)", "without attention"]
     table = Table(*names, box=box.MARKDOWN)
     base = base_aside = None

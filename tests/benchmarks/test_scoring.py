@@ -26,6 +26,32 @@ def test_a_paper_of_a_shape():
     assert paper == paper_of_shape(450, 16, seed=1) != paper_of_shape(450, 16, seed=2)
 
 
+def test_ratios_are_other_times_over_ours(monkeypatch):
+    """Medians over three papers, on which each way takes twice, one and four times as long."""
+    taken = {scoring.run_ours: 1.0, scoring.run_stock: 4.0, scoring.run_floor: 0.5}
+    asked = []
+
+    def seconds(lm, work, _, paper, *size):
+        asked.append((work, *size))
+        return taken[work] * len(paper)
+
+    monkeypatch.setattr(scoring, "seconds", seconds)
+    monkeypatch.setattr(scoring, "engine_of", lambda *_: None)
+    papers = [[Row((1, 2, 3), (4, last)) for last in range(count)] for count in (2, 1, 4)]
+    assert scoring.alternate(None, papers, 16) == {
+        "speed-up over stock at batch size 16": 4.0,
+        "token ratio": pytest.approx(token_ratio(papers[0])),
+        "share of the practical floor": 0.5,
+    }
+    assert asked == [(scoring.run_ours,), (scoring.run_stock, 16), (scoring.run_floor,)] * 3
+    times = iter((3.0, 1.0, 2.0))
+    monkeypatch.setattr(scoring, "seconds", lambda *_: next(times))
+    monkeypatch.setattr(scoring, "run_ours", lambda *_: None)
+    assert scoring.best_stock_batch_size(None, papers[0], 16) == 4
+    times = iter((3.0, 1.0))
+    assert scoring.best_stock_batch_size(None, papers[0], 4) == 4
+
+
 def test_departures_are_counted():
     exact = [[1.0, 2.0, 3.0, 3.5], [1.0, 1.0]]
     found = [[1.0, 3.25, 3.0, 3.0], [1.0, 1.0]]
