@@ -50,7 +50,8 @@ from transformers import AutoModelForCausalLM
 
 from lm_eval_hyprank.energy import TokenScores
 from lm_eval_hyprank.extras import Extras
-from lm_eval_hyprank.models.hf import EnergyHFLM, encode, engine_of
+from lm_eval_hyprank.models.hf import EnergyHFLM, engine_of
+from lm_eval_hyprank.models.tokens import encode
 from lm_eval_hyprank.prefix import Row
 from lm_eval_hyprank.tasks import continuations, demo, researchbench
 

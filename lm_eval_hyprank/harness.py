@@ -28,12 +28,8 @@ from lm_eval_hyprank.judge.asking import ask, check_judge, judge_fingerprint, ke
 from lm_eval_hyprank.judge.replies import JudgeRanking, JudgeVerdict, remedies
 from lm_eval_hyprank.judge.scoring import NOTES, figures
 from lm_eval_hyprank.models.embedding import check_embeds
-from lm_eval_hyprank.models.hf import (
-    EnergyHFLM,
-    check_supported,
-    model_fingerprint,
-    score_requests,
-)
+from lm_eval_hyprank.models.fingerprint import model_fingerprint
+from lm_eval_hyprank.models.hf import EnergyHFLM, check_supported, score_requests
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import lm_eval_hyprank
 from lm_eval_hyprank import rank_candidates
 from lm_eval_hyprank.filters import CandidateScore
-from lm_eval_hyprank.models.hf import encode
+from lm_eval_hyprank.models.tokens import encode
 from tests import tiny
 from tests.models.test_hf import CONTEXT, hflm
 

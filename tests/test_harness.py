@@ -21,7 +21,8 @@ from lm_eval_hyprank import ContinuationScore, harness
 from lm_eval_hyprank.datasets import demo
 from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.models import hf
-from lm_eval_hyprank.models.hf import EnergyHFLM, encode
+from lm_eval_hyprank.models.hf import EnergyHFLM
+from lm_eval_hyprank.models.tokens import encode
 from lm_eval_hyprank.scores import min_k
 from tests import tiny
 from tests.conftest import TASK_CONFIGS

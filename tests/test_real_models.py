@@ -6,7 +6,8 @@ import random
 import pytest
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_hyprank.models.hf import EnergyHFLM, encode
+from lm_eval_hyprank.models.hf import EnergyHFLM
+from lm_eval_hyprank.models.tokens import encode
 from lm_eval_hyprank.tasks import continuations, demo, researchbench
 from tests import tiny
 

@@ -29,7 +29,7 @@ from lm_eval.models.openai_completions import LocalChatCompletion
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lm_eval_hyprank.judge.replies import Reply
-from lm_eval_hyprank.models.hf import model_fingerprint
+from lm_eval_hyprank.models.fingerprint import model_fingerprint
 
 logger = logging.getLogger(__name__)
 

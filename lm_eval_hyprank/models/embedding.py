@@ -13,7 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_hyprank.models.hf import add_weights
+from lm_eval_hyprank.models.fingerprint import add_weights
 from lm_eval_hyprank.scores import SimilarityScore
 
 if TYPE_CHECKING:

@@ -1,0 +1,61 @@
+"""What decides a model's scores, as a short hash that guards response caches and joins runs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM
+
+
+def model_fingerprint(lm: HFLM) -> str:
+    """Identifies what decides a model's scores: weights, config, tokenizer and their settings.
+
+    Weights enter by up to 256 values spread evenly over each tensor, so a file replaced under the
+    same name is noticed and a large model costs no full pass.
+    """
+    digest = hashlib.sha256()
+
+    def add(*values: object) -> None:
+        digest.update(repr(values).encode())
+
+    config = lm.model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):  # the same model, wherever it lies
+        config.pop(name, None)
+    add(type(lm.model).__name__, json.dumps(config, sort_keys=True, default=str))
+    add(lm.max_length, lm.add_bos_token, lm.mixed_precision_dtype, lm.prefix_token_id)
+    probe = "Hypothesis: 3.14 \u03b1\n<x>"
+    add(type(lm.tokenizer).__name__, len(lm.tokenizer), lm.tokenizer.encode(probe))
+    add_weights(digest, lm.model)
+    for name, adapter in getattr(lm.model, "peft_config", {}).items():
+        settings = adapter.to_dict()
+        for key in ("base_model_name_or_path", "peft_version"):
+            settings.pop(key, None)
+        add(name, json.dumps(settings, sort_keys=True, default=_in_order))
+    for module in lm.model.modules():  # an adapter's layers may be scaled or switched off
+        if isinstance(getattr(type(module), "disable_adapters", None), property):
+            add(module.disable_adapters, module.active_adapters, getattr(module, "scaling", None))
+    return digest.hexdigest()[:16]
+
+
+def _in_order(value: object) -> object:
+    """What JSON has no name for; the order of a set is another in every process."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+
+def add_weights(digest: Any, module: torch.nn.Module) -> None:
+    """Adds a module's weights to a hash: up to 256 values spread evenly over each tensor."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
+        step = max(1, math.ceil(tensor.numel() / 256))
+        try:
+            sample = tensor.detach().flatten()[::step].cpu().contiguous()
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+        except (NotImplementedError, RuntimeError):
+            continue  # on the meta device, or packed by a quantiser: the shape has to do
