@@ -21,7 +21,7 @@ from typing import Any
 import requests
 import tenacity
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CachingLM, TemplateLM
+from lm_eval.api.model import TemplateLM
 from lm_eval.models.anthropic_llms import AnthropicChat
 from lm_eval.models.api_models import TemplateAPI
 from lm_eval.models.huggingface import HFLM
@@ -285,35 +285,3 @@ def read_reply(parse: Callable[..., list[str | None]], outputs: Any) -> Reply:
         return Reply("", finish=finish)
     (text, *_) = parse(outputs=outputs)
     return Reply(text or "", finish=finish)
-
-
-@contextmanager
-def keep_answers_only(cache: CachingLM) -> Iterator[None]:
-    """Keeps replies without an answer out of a response cache, so that a rerun asks again."""
-    hook = cache.lm.cache_hook
-    stock = cache.dbdict
-    cache.dbdict = hook.dbdict = _Answers(stock)
-    try:
-        yield
-    finally:
-        cache.dbdict = hook.dbdict = stock
-
-
-class _Answers:
-    """What lm-eval asks of its response cache, save that some replies are not written."""
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._cache
-
-    def __getitem__(self, key: str) -> Any:
-        return self._cache[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if not isinstance(value, Reply) or value.is_answer:
-            self._cache[key] = value
-
-    def commit(self) -> None:
-        self._cache.commit()
