@@ -22,14 +22,10 @@ from rich.table import Table
 
 from lm_eval_hyprank import task_files
 from lm_eval_hyprank.datasets.facts import LONGER, Facts, describe
+from lm_eval_hyprank.datasets.findings import DatasetError, Finding
 from lm_eval_hyprank.datasets.researchbench import locate
-from lm_eval_hyprank.datasets.validation import (
-    DatasetError,
-    Finding,
-    check_folder,
-    layout_findings,
-    printable,
-)
+from lm_eval_hyprank.datasets.texts import printable
+from lm_eval_hyprank.datasets.validation import check_folder, layout_findings
 
 _TASK = "researchbench_energy"
 _PACKAGES = ("lm_eval_hyprank", "lm_eval", "torch", "transformers", "datasets", "huggingface_hub")

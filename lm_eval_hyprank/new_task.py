@@ -16,7 +16,7 @@ from typing import Any
 
 from lm_eval_hyprank import task_files
 from lm_eval_hyprank.datasets import generic, rows
-from lm_eval_hyprank.datasets.validation import SKIP_OPTION, DatasetError
+from lm_eval_hyprank.datasets.findings import SKIP_OPTION, DatasetError
 from lm_eval_hyprank.metrics import process_results
 
 DESCRIPTION = """Looks at a data file and writes the YAML of a task that ranks its candidates, with

@@ -14,7 +14,8 @@ from lm_eval_hyprank import harness
 from lm_eval_hyprank.datasets import demo as _demo
 from lm_eval_hyprank.datasets import generic as _generic
 from lm_eval_hyprank.datasets import researchbench as _researchbench
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.documents import flag
+from lm_eval_hyprank.datasets.findings import DatasetError
 from lm_eval_hyprank.experts import process_results as process_expert_results
 from lm_eval_hyprank.filters import chance
 from lm_eval_hyprank.judge import prompts as _prompts
@@ -189,7 +190,7 @@ def _judged(
         for name, default in _JUDGE_OPTIONS.items()
         if name in inspect.signature(make).parameters
     }
-    prompt["background"] = _researchbench.flag(prompt["background"], "background")
+    prompt["background"] = flag(prompt["background"], "background")
     return make(_researchbench.load_papers(**wanted), **prompt)
 
 

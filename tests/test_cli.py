@@ -17,7 +17,8 @@ from lm_eval._cli import HarnessCLI
 
 import lm_eval_hyprank
 from lm_eval_hyprank import cli
-from lm_eval_hyprank.datasets.validation import PAPERS_FILE, RANKING_FILE, DatasetError
+from lm_eval_hyprank.datasets.findings import DatasetError
+from lm_eval_hyprank.datasets.validation import PAPERS_FILE, RANKING_FILE
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows, Rows], Path]

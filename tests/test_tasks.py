@@ -1,7 +1,7 @@
 import pytest
 
 from lm_eval_hyprank import tasks
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.findings import DatasetError
 
 
 def test_model_arguments_are_ignored(valid_folder):

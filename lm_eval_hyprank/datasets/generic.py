@@ -32,18 +32,10 @@ import jinja2.sandbox
 from pydantic_core import PydanticCustomError
 
 from lm_eval_hyprank.datasets import rows as _rows
-from lm_eval_hyprank.datasets.researchbench import FEATURES, flag, shuffled
+from lm_eval_hyprank.datasets.documents import FEATURES, flag, shuffled
+from lm_eval_hyprank.datasets.findings import REMEDIES, DatasetError, Finding, findings_error
 from lm_eval_hyprank.datasets.rows import Row
-from lm_eval_hyprank.datasets.validation import (
-    REMEDIES,
-    DatasetError,
-    Finding,
-    clean,
-    filled_text,
-    findings_error,
-    folded,
-    repeated_texts,
-)
+from lm_eval_hyprank.datasets.texts import clean, filled_text, folded, repeated_texts
 from lm_eval_hyprank.experts import consensus
 
 _logger = logging.getLogger(__name__)

@@ -6,10 +6,8 @@ a document is made (`lm_eval_hyprank.datasets.validation`), so bad data stops a 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -29,13 +27,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from lm_eval_hyprank.datasets.documents import FEATURES, digest, flag, shuffled
+from lm_eval_hyprank.datasets.findings import DatasetError, findings_error
 from lm_eval_hyprank.datasets.validation import (
     PAPERS_FILE,
     RANKING_FILE,
-    DatasetError,
     Paper,
     check_folder,
-    findings_error,
     layout_findings,
 )
 
@@ -60,20 +58,6 @@ CONTROLS = {
     "background_only": ("Background",),
     "shuffled_context": tuple(_PARTS),
 }
-
-FEATURES = datasets.Features(
-    {
-        "paper_id": datasets.Value("string"),
-        "discipline": datasets.Value("string"),
-        "doi": datasets.Value("string"),
-        "title": datasets.Value("string"),
-        "context": datasets.Value("string"),
-        "separator": datasets.Value("string"),
-        "candidates": datasets.Sequence(datasets.Value("string")),
-        "candidate_ids": datasets.Sequence(datasets.Value("string")),
-        "gold": datasets.Value("int64"),
-    }
-)
 
 
 def load(
@@ -212,7 +196,7 @@ def other_paper(paper: Paper, papers: Iterable[Paper]) -> Paper | None:
         and other.question != paper.question
         and other.gold not in (paper.gold, *paper.fakes, *paper.models)
     )
-    return min(others, key=lambda other: _digest(paper.sample_id, other.sample_id), default=None)
+    return min(others, key=lambda other: digest(paper.sample_id, other.sample_id), default=None)
 
 
 def document(paper: Paper, layout: str, context: str | None = None) -> dict[str, Any]:
@@ -247,22 +231,6 @@ def labelled_candidates(paper: Paper) -> dict[str, str]:
     }
 
 
-def shuffled(sample_id: str, size: int) -> list[int]:
-    """Returns the numbers below `size` in an order that the sample_id alone decides.
-
-    It is the same in every process, on every Python version and in every choice of papers.
-    """
-    seed = int.from_bytes(_digest(sample_id), "big")
-    # `random()` is the one method whose sequence Python promises to keep; `shuffle` is not.
-    generator = random.Random(seed)
-    keys = [generator.random() for _ in range(size)]
-    return sorted(range(size), key=keys.__getitem__)
-
-
-def _digest(*parts: str) -> bytes:
-    return hashlib.sha256("\n".join(parts).encode("utf-8")).digest()
-
-
 def _shuffled_contexts(
     papers: Sequence[Paper], usable: Sequence[Paper], other_disciplines: bool
 ) -> list[Paper]:
@@ -290,15 +258,6 @@ def _shuffled_contexts(
             "or leave this control out."
         )
     return sources
-
-
-def flag(value: bool | str, name: str = "skip_invalid") -> bool:
-    """Returns the truth value of a flag given as JSON or as key=value."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise DatasetError(f"{name} is {value!r}; use true or false")
 
 
 @lru_cache(maxsize=8)

@@ -21,7 +21,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from lm_eval_hyprank.datasets.validation import DatasetError, Finding, printable
+from lm_eval_hyprank.datasets.findings import DatasetError, Finding
+from lm_eval_hyprank.datasets.texts import printable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 

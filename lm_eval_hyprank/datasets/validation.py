@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
+
+from lm_eval_hyprank.datasets.findings import REMEDIES, Finding
+from lm_eval_hyprank.datasets.texts import clean, filled_text, optional_text, repeated_texts
 
 RANKING_FILE = "ranking/ranking.jsonl"
 PAPERS_FILE = "papers/papers.jsonl"
@@ -41,14 +42,6 @@ DISCIPLINES = (
 # How many negatives of each kind stand beside the gold.
 NEGATIVES = {"fake_negative_hypotheses": 5, "model_negative_hypotheses": 10}
 
-_SHOWN_FINDINGS = 10
-
-SKIP_OPTION = """--metadata '{"skip_invalid": true}'"""
-"""How a run is told to leave out what has findings."""
-
-# What the spreadsheet format leaves in place of a carriage return.
-_CARRIAGE_RETURN = re.compile(r"_x000D_(?:\r?\n)?|\r\n?")
-
 _JSON_TYPES = {
     dict: "an object",
     list: "a list",
@@ -66,46 +59,7 @@ _PROBLEMS = {
     "list_type": "is {found}, not a list",
 }
 
-REMEDIES = {
-    "missing": "Add the field to this row",
-    "string_type": "Write it as a JSON string",
-    "list_type": "Write it as a JSON list of texts",
-    "blank": "Fill it in, or take the paper out",
-    "nul": "Remove the character",
-    "surrogate": "Write the character's full surrogate pair or the character itself",
-    "discipline": f"Use one of: {', '.join(DISCIPLINES)}",
-}
-
-
-class DatasetError(ValueError):
-    """The data cannot be used; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong with the data.
-
-    Attributes:
-        file: The file, relative to the data's folder (the folder itself where that is at fault).
-        row: The line in the file, counted from 1; 0 where the whole file is meant.
-        sample_id: The paper; empty where it cannot be read.
-        field: The field, with its index (from 0) in a list; empty where the whole row is meant.
-        problem: What is wrong, as the end of a sentence that begins with the field.
-        remedy: What to do about it, a sentence without its full stop.
-    """
-
-    file: str
-    row: int
-    sample_id: str
-    field: str
-    problem: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """Returns the finding as one line that any terminal can show."""
-        place = f"{self.file}:{self.row}" if self.row else self.file
-        words = " ".join(word for word in (place, self.sample_id, self.field) if word)
-        return printable(f"{words}: {self.problem}. {self.remedy}.")
+_REMEDIES = REMEDIES | {"discipline": f"Use one of: {', '.join(DISCIPLINES)}"}
 
 
 @dataclass(frozen=True)
@@ -133,23 +87,6 @@ class Paper:
     gold: str
     fakes: tuple[str, ...]
     models: tuple[str, ...]
-
-
-def clean(text: str) -> str:
-    r"""Returns the text as the model shall see it.
-
-    Line breaks become ``\n``: CRLF, CR and ``_x000D_``, the artefact that spreadsheets leave for
-    a carriage return. Surrounding whitespace goes. Nothing else is changed.
-    """
-    return _CARRIAGE_RETURN.sub("\n", text).strip()
-
-
-def printable(text: str) -> str:
-    """Returns the text on one line, control characters and lone surrogates written as escapes."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
 
 
 def layout_findings(folder: Path) -> list[Finding]:
@@ -214,72 +151,6 @@ def check_folder(folder: Path) -> tuple[list[Paper], list[Finding]]:
         for row in parsed_ranking
         if row.sample_id not in faulty and row.sample_id in parsed_papers
     ], findings
-
-
-def findings_error(
-    source: Path | str, findings: Sequence[Finding], *, folder: bool = True, skippable: bool = True
-) -> DatasetError:
-    """Returns the error that shows the first findings and says how to see or skip them all.
-
-    Args:
-        source: Where the data is.
-        findings: At least one finding.
-        folder: Whether it is a folder that `hyprank validate` reads.
-        skippable: Whether what is named can be left out.
-    """
-    lines = [f"The data in {source} cannot be used: {len(findings)} problem(s) found."]
-    lines += [f"  {finding}" for finding in findings[:_SHOWN_FINDINGS]]
-    if len(findings) > _SHOWN_FINDINGS:
-        lines.append(f"  ... and {len(findings) - _SHOWN_FINDINGS} more.")
-    if skippable and any(finding.row for finding in findings):
-        validate = f"`hyprank validate {source}` prints all of them; " if folder else ""
-        items = "papers" if folder else "items"
-        lines.append(f"{validate}`{SKIP_OPTION}` leaves the named {items} out.")
-    return DatasetError("\n".join(lines))
-
-
-def folded(text: str) -> str:
-    """Returns what is compared of a text: all but its whitespace's kind and amount."""
-    return " ".join(text.split())
-
-
-def repeated_texts(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Finds texts that read like an earlier one.
-
-    Args:
-        texts: Places and their texts, clean; blank ones are no matter of this check.
-
-    Yields:
-        The place of each, and the problem.
-    """
-    first_places: dict[str, str] = {}
-    for place, text in texts:
-        first = first_places.setdefault(folded(text), place)
-        if folded(text) and first != place:
-            yield place, f"is the same text as {first} (whitespace aside)"
-
-
-def filled_text(value: str) -> str:
-    """Returns a text that must not be empty, clean.
-
-    Raises:
-        PydanticCustomError: The text cannot be used; its type is a key of `REMEDIES`.
-    """
-    if not (cleaned := optional_text(value)):
-        raise PydanticCustomError("blank", "is empty")
-    return cleaned
-
-
-def optional_text(value: str | None) -> str:
-    """Returns a text that may be empty, clean; raises as `filled_text` does."""
-    value = value or ""
-    if "\0" in value:
-        raise PydanticCustomError("nul", "holds a NUL character")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise PydanticCustomError("surrogate", "holds half of a surrogate pair") from None
-    return clean(value)
 
 
 def _discipline(value: str) -> str:
@@ -391,7 +262,7 @@ def _parse(
                     _sample_id(raw),
                     f"{name}{''.join(f'[{index}]' for index in indices)}",
                     problem,
-                    REMEDIES[detail["type"]],
+                    _REMEDIES[detail["type"]],
                 )
             )
         return None

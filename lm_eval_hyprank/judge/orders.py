@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lm_eval_hyprank.datasets.researchbench import shuffled
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.documents import shuffled
+from lm_eval_hyprank.datasets.findings import DatasetError
 
 ORDERS = ("seed", "gold_first", "gold_last")
 MAX_ORDERS = 16

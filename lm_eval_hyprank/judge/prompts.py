@@ -12,8 +12,10 @@ import datasets
 import jinja2
 import jinja2.meta
 
-from lm_eval_hyprank.datasets.researchbench import FEATURES, labelled_candidates
-from lm_eval_hyprank.datasets.validation import DatasetError, Paper
+from lm_eval_hyprank.datasets.documents import FEATURES
+from lm_eval_hyprank.datasets.findings import DatasetError
+from lm_eval_hyprank.datasets.researchbench import labelled_candidates
+from lm_eval_hyprank.datasets.validation import Paper
 from lm_eval_hyprank.judge.orders import balanced_orders, one_order
 
 PACKAGE_TEMPLATES = ("listwise", "pairwise")

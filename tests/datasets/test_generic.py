@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_hyprank.datasets import generic
-from lm_eval_hyprank.datasets.researchbench import FEATURES, shuffled
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.documents import FEATURES, shuffled
+from lm_eval_hyprank.datasets.findings import DatasetError
 
 Values = list[dict[str, Any]]
 Load = Callable[..., list[dict[str, Any]]]

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from lm_eval_hyprank.datasets import rows
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.findings import DatasetError
 
 # What type-guessing readers turn into a number, a missing value or a timestamp.
 TEXTS = [

@@ -10,17 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_hyprank.datasets.validation import (
-    DISCIPLINES,
-    PAPERS_FILE,
-    RANKING_FILE,
-    DatasetError,
-    Finding,
-    check_folder,
-    clean,
-    findings_error,
-    printable,
-)
+from lm_eval_hyprank.datasets.findings import Finding
+from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKING_FILE, check_folder
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows, Rows], Path]
@@ -408,64 +399,3 @@ def test_any_json_value_is_used_or_named(field: str, value: object) -> None:
     for finding in findings:
         assert finding.field.startswith(field)
         assert str(finding).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ("a\r\nb\rc\nd", "a\nb\nc\nd"),
-        ("a_x000D_\nb", "a\nb"),
-        ("a_x000D_\r\nb", "a\nb"),
-        ("a_x000D_b", "a\nb"),
-        ("a_x000D__x000D_\nb", "a\n\nb"),
-        ("  \t\na  b\n ", "a  b"),
-        ("_x000A_ {x} {{ y }} <b> $\\alpha$", "_x000A_ {x} {{ y }} <b> $\\alpha$"),
-    ],
-)
-def test_clean(raw: str, expected: str) -> None:
-    assert clean(raw) == expected
-
-
-@given(st.text(st.sampled_from("a_x0D\r\n \u03b1")))
-def test_clean_is_final_and_leaves_all_else(text: str) -> None:
-    cleaned = clean(text)
-    assert clean(cleaned) == cleaned
-    assert "\r" not in cleaned
-    assert "_x000D_" not in cleaned
-    if "\r" not in text and "_x000D_" not in text:
-        assert cleaned == text.strip()
-
-
-@given(st.text(st.characters()))
-def test_printable_is_one_line_that_can_be_encoded(text: str) -> None:
-    shown = printable(text)
-    assert shown.isprintable()
-    shown.encode("utf-8")
-    if text.isprintable():
-        assert shown == text
-
-
-def test_printable_escapes() -> None:
-    assert printable("a\n\0\ud800\u03b1") == r"a\n\x00\ud800" + "\u03b1"
-
-
-def test_error_shows_ten_findings_and_the_way_on() -> None:
-    findings = [
-        Finding(RANKING_FILE, row, f"Math/{row}", "doi", "is a number", "Fix it")
-        for row in range(1, 14)
-    ]
-    error = findings_error(Path("DIR"), findings)
-    assert isinstance(error, DatasetError)
-    lines = str(error).splitlines()
-    assert "13 problem(s)" in lines[0]
-    assert lines[1] == f"  {RANKING_FILE}:1 Math/1 doi: is a number. Fix it."
-    assert lines[10].startswith(f"  {RANKING_FILE}:10 Math/10 ")
-    assert lines[11].strip() == "... and 3 more."
-    assert "`hyprank validate DIR`" in lines[12]
-    assert """--metadata '{"skip_invalid": true}'""" in lines[12]
-    assert len(lines) == 13
-
-
-def test_error_of_ten_findings_hides_none() -> None:
-    findings = [Finding(RANKING_FILE, row, "", "", "is bad", "Fix it") for row in range(1, 11)]
-    assert "more" not in str(findings_error(Path("DIR"), findings))

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from scipy.stats import chisquare
 
-from lm_eval_hyprank.datasets.validation import DatasetError
+from lm_eval_hyprank.datasets.findings import DatasetError
 from lm_eval_hyprank.judge.orders import balanced_orders, one_order
 
 IDS = [f"Physics/{number}" for number in range(400)]
