@@ -109,9 +109,12 @@ def study_scores(runs: Runs, named: Mapping[str, str]) -> pd.DataFrame:
     Raises:
         ReportError: A model was run on the study's task with several options.
     """
-    systems = runs.systems[runs.systems["model"].isin(named)]
-    energy = (systems["name"] == ENERGY_TASK) & systems["scorer"].isin(["nll", "raw"])
+    systems = runs.systems[runs.systems["model"].isin(named) & (runs.systems["control"] == "")]
+    energy = (systems["kind"] == "energy") & systems["scorer"].isin(["nll", "raw"])
     systems = systems[energy | (systems["name"] == JUDGE_TASK)]
+    # A scorer that tasks share may stand under another one.
+    own = systems["name"].isin([ENERGY_TASK, JUDGE_TASK])
+    systems = systems[own | ~own.groupby([systems["model"], systems["scorer"]]).transform("any")]
     for (model, _), tasks in systems.groupby(["model", "scorer"])["task"]:
         if len(tasks) > 1:
             raise ReportError(f"{model}: {', '.join(tasks)}; give the folders of one only")

@@ -282,13 +282,14 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
     answers = " ".join((_GOLD, _NEGATIVES, _LABEL, _EXPERTS)).split()
     chosen = usual or [c for c in free if not any(_is_named(c, pattern) for pattern in answers)]
     if not chosen:
+        but = f" but such as may hold an answer ({', '.join(free)})" if free else ""
         raise DatasetError(
-            "No column is left for a prompt; write one: --prompt. The columns are:\n"
+            f"No column is left for a prompt{but}; write one: --prompt. The columns are:\n"
             f"{_examples(table)}"
         )
     lines = []
     for column in chosen:
-        place = _place(column)
+        place = generic.written(column)
         listed = any(isinstance(value, list) for value in _values(table, column))
         field = f"{{{{ {place} | join('\\n') }}}}" if listed else f"{{{{ {place} }}}}"
         # A prompt without its only column would be none.
@@ -298,10 +299,6 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
     what = columns.get("candidate", columns.get("gold", "answer"))
     ending = _title(what if isinstance(what, str) else "answer")
     return "".join(lines) + f"{ending}:"
-
-
-def _place(column: str) -> str:
-    return column if column.isidentifier() else f"row[{json.dumps(column)}]"
 
 
 def _asks(place: str) -> str:
@@ -473,7 +470,7 @@ def _about(
     lines += [
         f"  {column} is empty in {gaps} of {len(table.rows)} rows; the prompt leaves it out there."
         for column in table.columns
-        if _asks(_place(column)) in prompt and (gaps := _gaps(table, column))
+        if _asks(generic.written(column)) in prompt and (gaps := _gaps(table, column))
     ]
     first = documents[0]
     lines += ["", "The first item, as the model will see it:", ""]

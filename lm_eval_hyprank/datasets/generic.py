@@ -21,7 +21,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,7 +171,7 @@ def load(
     if candidate:
         items = _join_rows(table.rows, given, template.columns | {*given["group"]})
     else:
-        items = _take_rows(table.rows, given)
+        items = _take_rows(table.rows, given, in_cells=table.source.endswith((".csv", ".tsv")))
     if gold_index and any(item.gold for item in items) and not any(0 in i.gold for i in items):
         _logger.warning(
             "%s is never 0 in %s: does it count from 1? The first candidate is number 0; if it "
@@ -257,24 +257,30 @@ def _check_shape(given: set[str]) -> None:
 # --- rows to items --------------------------------------------------------------------------
 
 
-def _take_rows(rows: Sequence[Row], given: Mapping[str, list[str]]) -> list[_Item]:
-    """Makes an item of each row."""
+def _take_rows(rows: Sequence[Row], given: Mapping[str, list[str]], in_cells: bool) -> list[_Item]:
+    """Makes an item of each row.
+
+    Args:
+        rows: The rows.
+        given: The arguments' columns.
+        in_cells: Whether lists are spelt as text, as in a CSV file.
+    """
     items = []
     for row in rows:
         item = _Item(row, "")
         item.id = _cell(item, given["id"][0]) if given["id"] else str(row.number)
         if given["negatives"]:
             for name in ("gold", "negatives"):
-                texts = _texts(item, given[name])
+                texts = _texts(item, given[name], in_cells)
                 if name == "gold":
                     item.gold = list(range(len(texts)))
                     if not texts:
                         item.problems.append((given[name][0], "is empty", _REMEDIES["blank"]))
                 item.texts += texts
         else:
-            item.texts = _texts(item, given["candidates"])
+            item.texts = _texts(item, given["candidates"], in_cells)
             if given["gold"]:
-                _find_gold(item, given["gold"])
+                _find_gold(item, given["gold"], in_cells)
             elif given["gold_index"]:
                 _take_gold_index(item, given["gold_index"][0])
             for column in (*given["relevance"], *given["experts"]):
@@ -349,12 +355,13 @@ def _checked(item: _Item, place: str, value: Any) -> str:
     return ""
 
 
-def _texts(item: _Item, columns: Sequence[str]) -> list[tuple[str, str]]:
+def _texts(item: _Item, columns: Sequence[str], in_cells: bool) -> list[tuple[str, str]]:
     """Returns the candidates in the columns, a missing value or empty cell being none."""
     texts = []
     for column in columns:
         value = _listed(item.row.values.get(column), str)
-        if isinstance(value, str) and _is_python_list(value):
+        # Of several columns, each has one text, which may read like anything.
+        if in_cells and len(columns) == 1 and _is_python_list(value):
             remedy = 'Write it as JSON: ["one", "two"]'
             item.problems.append((column, "holds a list as Python or NumPy prints it", remedy))
             continue
@@ -378,21 +385,21 @@ def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
     return value
 
 
-def _is_python_list(text: str) -> bool:
+def _is_python_list(value: Any) -> bool:
     """Whether a cell spells a list of texts in Python, which pandas writes into CSV files."""
-    if not text.lstrip().startswith("["):
+    if not (isinstance(value, str) and value.lstrip().startswith("[")):
         return False
     try:
-        found = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = ast.literal_eval(value.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return isinstance(found, list) and any(isinstance(one, str) for one in found)
 
 
-def _find_gold(item: _Item, columns: Sequence[str]) -> None:
+def _find_gold(item: _Item, columns: Sequence[str], in_cells: bool) -> None:
     """Finds the gold texts among the candidates."""
     where = {folded(text): index for index, (_, text) in reversed([*enumerate(item.texts)])}
-    golds = _texts(item, columns)
+    golds = _texts(item, columns, in_cells)
     if not golds:
         item.problems.append((columns[0], "is empty", _REMEDIES["blank"]))
     for place, text in golds:
@@ -411,7 +418,7 @@ def _take_gold_index(item: _Item, column: str) -> None:
         try:
             # pandas makes 2.0 of 2 where another row has none.
             index = int(float(one)) if float(one).is_integer() else None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             index = None
         if isinstance(one, bool) or index is None:
             problem = f"is {one!r}, no whole number"
@@ -503,15 +510,19 @@ class Prompt:
             self._template = environment.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise DatasetError(f"prompt: line {error.lineno}: {error.message}") from None
-        by_key = {node: key for node in tree.find_all(_LOOKUPS) if (key := _key(node)) is not None}
-        used = jinja2.meta.find_undeclared_variables(tree) - {"row"} | {*by_key.values()}
-        # `row` may also stand for whatever is in it, as in `row.items()`.
+        used = jinja2.meta.find_undeclared_variables(tree)
         named = jinja2.nodes.Name
-        anywhere = sum(name.name == "row" for name in tree.find_all(named)) > len(by_key)
+        by_key, anywhere = {}, False
+        if "row" in used and "row" not in columns:  # not a name of the template's own
+            keys = ((node, _key(node)) for node in tree.find_all(_LOOKUPS))
+            by_key = {node: key for node, key in keys if key is not None}
+            # It may also stand for whatever is in it, as in `row.items()`.
+            anywhere = sum(name.name == "row" for name in tree.find_all(named)) > len(by_key)
+            used = used - {"row"} | {*by_key.values()}
         unknown = used - set(columns)
         if unknown:
             raise DatasetError(
-                f"prompt has {{{{ {min(unknown)} }}}}, which is no column; "
+                f"prompt has {{{{ {written(min(unknown))} }}}}, which is no column; "
                 f"the columns are: {', '.join(columns)}"
             )
         if used & hidden:
@@ -530,8 +541,8 @@ class Prompt:
             _logger.warning("the prompt names no column: it is the same for all items")
         asked = {
             by_key.get(node) or getattr(node, "name", None)
-            for branch in tree.find_all(jinja2.nodes.If)
-            for node in (branch.test, *branch.test.find_all((named, *_LOOKUPS)))
+            for part in _asked(tree)
+            for node in (part, *part.find_all((named, *_LOOKUPS)))
             if isinstance(node, (named, *_LOOKUPS))
         }
         self._needed = sorted(used - asked)
@@ -547,7 +558,8 @@ class Prompt:
         }
         for name in self._needed:
             if values.get(name) in (None, "", []):
-                remedy = f"Fill it in, or write {{% if {name} %}}...{{% endif %}} in the prompt"
+                asks = f"{{% if {written(name)} %}}...{{% endif %}}"
+                remedy = f"Fill it in, or write {asks} in the prompt"
                 item.problems.append((name, "is empty, and the prompt needs it", remedy))
         if item.problems:
             return ""
@@ -562,6 +574,25 @@ class Prompt:
 
 
 _LOOKUPS = (jinja2.nodes.Getitem, jinja2.nodes.Getattr)
+
+
+def written(column: str) -> str:
+    """A column as a prompt names it."""
+    return column if column.isidentifier() else f"row[{json.dumps(column)}]"
+
+
+def _asked(tree: jinja2.nodes.Template) -> Iterator[jinja2.nodes.Node]:
+    """What a template asks for, and so has something to say without."""
+    nodes = jinja2.nodes
+    for branch in tree.find_all(nodes.If):
+        yield branch.test
+    for either in tree.find_all(nodes.CondExpr):
+        yield either.test
+    for choice in tree.find_all(nodes.Or):
+        yield choice.left
+    for one in tree.find_all(nodes.Filter):
+        if one.name in ("default", "d") and one.node is not None:
+            yield one.node
 
 
 def _key(node: jinja2.nodes.Node) -> str | None:

@@ -270,7 +270,8 @@ def ratio_intervals(sums: Floats, counts: Floats, settings: Settings) -> Ratios:
 def _bca_levels(value: Floats, replicates: Floats, left_out: Floats, tails: Floats) -> Floats:
     """Quantile levels of BCa limits (Efron 1987, eq. 6.5 and 6.6), shape (2, K)."""
     known = (~np.isnan(replicates)).sum(axis=0)  # a resample may draw no value of a column
-    below = ((replicates < value).sum(axis=0) + (replicates == value).sum(axis=0) / 2) / known
+    with np.errstate(invalid="ignore"):  # all of them, even
+        below = ((replicates < value).sum(axis=0) + (replicates == value).sum(axis=0) / 2) / known
     bias = norm.ppf(below)
     deviation = left_out.mean(axis=0) - left_out
     with np.errstate(invalid="ignore"):  # nothing varies: there are no such levels

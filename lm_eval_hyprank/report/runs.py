@@ -289,11 +289,11 @@ def _same_question(one: Loaded, other: Loaded) -> None:
     for option in ("layout", "num_fewshot", "chat_template", "system_instruction"):
         values = [options.get(option, "none") for options in asked]
         if values[0] != values[1]:
-            raise _mixture(
-                one,
-                other,
-                f"{other.found.task} is a control of {one.found.task}, and {option} is "
-                f"{values[0]} in the task and {values[1]} in the control",
+            raise ReportError(
+                f"{other.found.task} is a control of {one.found.task}, and {option} is {values[0]} "
+                f"in the task and {values[1]} in the control.\n"
+                f"  task:    {one.where()}\n  control: {other.where()}\n"
+                "Run the control again as the task was run, or put it in another folder"
             )
 
 

@@ -134,6 +134,15 @@ def test_other_tasks_of_a_model_are_no_part_of_its_cells(tmp_path):
         reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
 
 
+def test_a_scorer_that_stands_under_another_task_is_the_studys_too(tmp_path):
+    """As it does where more models ran that one, with the same numbers."""
+    scores = "researchbench_energy_scores"
+    for model, task in ((HUBS[5], reproduce_paper.ENERGY_TASK), (HUBS[5], scores), ("a/b", scores)):
+        write_energy(tmp_path, model, scores=gold_first, task=task)
+    text = reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
+    assert "| nll | Phi-4 | all | hit@1 | 1.000" in text
+
+
 def test_the_judge_by_the_studys_rules(tmp_path):
     """Over all replies: unranked golds are beaten by all, unreadable replies are misses."""
     places = [0, 4, 5, 6, 0, 0, 5, 6]

@@ -300,13 +300,20 @@ def test_each_shape_has_its_faults(
 @pytest.mark.parametrize("value", ["['No.', 'Never.']", "['No.'\n 'Never.']", '["No." "Never."]'])
 @pytest.mark.parametrize("column", ["good", "bad"])
 def test_a_list_as_pandas_writes_it_is_no_candidate(column: str, value: str, load: Load) -> None:
+    row = {"q": "Why?", "good": "So.", "bad": '["No.", "Never."]', "b2": "Nor that."}
     with pytest.raises(DatasetError, match=rf"{column}: holds a list as Python or NumPy prints"):
-        load([ROW | {column: value}], **WIDE)
+        load([row | {column: value}], csv=True, **WIDE)
+    # Of several columns each has one text, and in JSON a text is a text.
+    (document,) = load([row | {"b2": value}], csv=True, **(WIDE | {"negatives": ["bad", "b2"]}))
+    assert labelled(document)["negative_3"] == value
+    assert len(load([ROW | {column: value}], **WIDE)) == 1
 
 
-@pytest.mark.parametrize("value", ["[NH4+].[Cl-]", "[1]", "[sic]", "['tis the season]"])
+@pytest.mark.parametrize(
+    "value", ["[NH4+].[Cl-]", "[1]", "[sic]", "['tis the season]", "[{[1, 2]: 3}]"]
+)
 def test_brackets_alone_make_no_list(value: str, load: Load) -> None:
-    (document,) = load([ROW | {"bad": value}], **WIDE)
+    (document,) = load([ROW | {"bad": value}], csv=True, **WIDE)
     assert labelled(document)["negative_1"] == value
 
 
@@ -318,7 +325,9 @@ def test_a_whole_number_may_be_written_as_a_fraction(value: Any, load: Load) -> 
     assert labelled(document)["gold"] == "z"
 
 
-@pytest.mark.parametrize("value", [2.5, "2.5", "two", math.inf, math.nan, None, True, [None]])
+@pytest.mark.parametrize(
+    "value", [2.5, "2.5", "two", math.inf, math.nan, 10**400, None, True, [None]]
+)
 def test_what_is_no_whole_number_is_no_place(value: Any, load: Load) -> None:
     row = {"q": "a", "c": ["x", "y", "z"], "g": value}
     with pytest.raises(DatasetError, match="no whole number"):
@@ -340,8 +349,9 @@ def test_columns_looked_up_by_name_are_those_of_the_prompt(prompt: str, load: Lo
     (document,) = load(rows, **long)
     assert document["context"].endswith(":")
     for empty in ("", None):
-        with pytest.raises(DatasetError, match="my q: is empty, and the prompt needs it"):
+        with pytest.raises(DatasetError, match="my q: is empty, and the prompt needs it") as error:
             load([row | {"my q": empty} for row in rows], **long)
+        assert 'write {% if row["my q"] %}...{% endif %} in' in str(error.value)
     with pytest.raises(DatasetError, match="my q: differs between rows 1 and 2"):
         load([rows[0], rows[1] | {"my q": "Who?"}], **long)
 
@@ -363,11 +373,28 @@ def test_a_prompt_that_may_look_anywhere_never_looks_at_the_answer(prompt: str, 
 
 
 def test_a_lookup_may_be_asked_for_and_must_exist(load: Load) -> None:
-    asks = 'Q: {{ q }}{% if row["hint"] %} ({{ row["hint"] }}){% endif %}:'
-    (document,) = load([ROW | {"hint": ""}], **(WIDE | {"prompt": asks}))
-    assert document["context"] == "Q: Why?:"
+    for asks in (
+        '{% if row["hint"] %} ({{ row["hint"] }}){% endif %}',
+        '{{ row["hint"] if row["hint"] }}',
+        '{{ row["hint"] or "" }}',
+        '{{ row["hint"] | default("", true) }}',
+        "{{ hint | d('', true) | upper }}",
+    ):
+        (document,) = load([ROW | {"hint": ""}], **(WIDE | {"prompt": f"Q: {{{{ q }}}}{asks}:"}))
+        assert document["context"] == "Q: Why?:"
     with pytest.raises(DatasetError, match=r"prompt has .*hnt.*, which is no column"):
         load([ROW], **(WIDE | {"prompt": '{{ row["hnt"] }}:'}))
+
+
+def test_a_template_may_have_a_row_of_its_own(load: Load) -> None:
+    table = [{"year": 1, "text": "a"}, {"year": 2, "text": "b"}]
+    prompt = "{% for row in table %}{{ row.year }}: {{ row.text }};{% endfor %}"
+    (document,) = load([ROW | {"table": table}], **(WIDE | {"prompt": prompt}))
+    assert document["context"] == "1: a;2: b;"
+    (document,) = load([ROW | {"row": "third"}], **(WIDE | {"prompt": "The {{ row }}:"}))
+    assert document["context"] == "The third:"
+    with pytest.raises(DatasetError, match="row: is empty, and the prompt needs it"):
+        load([ROW | {"row": ""}], **(WIDE | {"prompt": "The {{ row }}:"}))
 
 
 def test_whitespace_between_prompt_and_candidate_is_not_doubled(load: Load) -> None:

@@ -295,8 +295,10 @@ def test_a_control_that_is_asked_otherwise_is_refused(tmp_path, change, said):
         write_energy(tmp_path / folder, scores=scores(True), scorers=SCORERS)
         write_energy(tmp_path / folder, scores=scores(False), scorers=SCORERS, **options)
     read_runs([tmp_path / "alike"])
-    with pytest.raises(ReportError, match=said):
+    with pytest.raises(ReportError, match=said) as error:
         read_runs([tmp_path / "otherwise"])
+    assert "Run the control again as the task was run" in str(error.value)
+    assert "--task" not in str(error.value)
 
 
 def test_a_control_that_was_run_twice_counts_once(tmp_path):
