@@ -43,7 +43,8 @@ def test_fingerprint_of_an_adapter_is_the_same_in_every_process():
     """Its settings hold sets, whose order is the process's own."""
     program = (
         "import torch; from peft import LoraConfig, get_peft_model; from tests import tiny\n"
-        "from tests.models.test_hf import hflm, model_fingerprint\n"
+        "from lm_eval_hyprank.models.fingerprint import model_fingerprint\n"
+        "from tests.models.test_hf import hflm\n"
         "torch.manual_seed(0); names = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'up_proj']\n"
         "model = get_peft_model(tiny.llama(), LoraConfig(target_modules=names))\n"
         "print(model_fingerprint(hflm(model=model)))"
