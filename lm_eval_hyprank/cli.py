@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--metadata", type=json.loads, default={}, metavar="JSON", help="as lm_eval's"
     )
-    cost.add_argument("--limit", type=_positive, metavar="N", help="only the first N papers")
+    cost.add_argument("--limit", type=_at_least(1), metavar="N", help="only the first N papers")
     cost.add_argument(
-        "--max_gen_toks", type=_positive, metavar="N", help="tokens a reply may have, if changed"
+        "--max_gen_toks", type=_at_least(1), metavar="N", help="tokens a reply may have, if changed"
     )
     report = commands.add_parser(
         "report",
@@ -127,9 +127,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only this task and its controls (may be repeated; default: all, of one paper set)",
     )
-    report.add_argument("--seed", type=_seed, default=0, help="of the resampling (default: 0)")
     report.add_argument(
-        "--resamples", type=_positive, default=2000, help="of the bootstrap (default: 2000)"
+        "--seed", type=_at_least(0), default=0, help="of the resampling (default: 0)"
+    )
+    report.add_argument(
+        "--resamples", type=_at_least(1), default=2000, help="of the bootstrap (default: 2000)"
     )
     report.add_argument(
         "--interval",
@@ -157,18 +159,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
+        return number
 
-
-def _seed(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is less than 0")
-    return number
+    return whole_number
 
 
 def _console() -> Console:

@@ -293,8 +293,8 @@ class Engine:
         warning says so and :meth:`score` makes whole passes only. Where a sequence in a batch has
         other scores than alone, a warning says so and sequences are scored one by one. Does
         nothing for a row no longer than one checked before, nor, where no way of reuse is left, for
-        any but the first. The first time, it is also found out
-        whether the output head may be left out of the passes.
+        any but the first. The first time, it is also found out whether the output head may be left
+        out of the passes.
 
         Args:
             row: The longest row that will be scored: what goes wrong may do so only beyond an

@@ -66,7 +66,7 @@ _RANKING_OPTIONS = frozenset(inspect.signature(_generic.load).parameters)
 
 def _refuse_misspelt(names: Iterable[str], options: Sequence[str] = OPTIONS) -> None:
     """Stops on a name that is almost one of ours: ignored, it would change what is measured."""
-    for name in names:
+    for name in (name for name in names if name not in options):
         for meant in difflib.get_close_matches(name, options, n=1, cutoff=0.8):
             raise DatasetError(
                 f"--metadata (or the YAML's dataset_kwargs) has {name!r}, which is no option; "
@@ -99,7 +99,7 @@ def researchbench(
     Raises:
         DatasetError: The data cannot be used, or an option is misspelt.
     """
-    _refuse_misspelt(others.keys() - set(OPTIONS))
+    _refuse_misspelt(others)
     _refuse_lone_control(control, control_of)
     return _researchbench.load(
         dataset_path=dataset_path,
@@ -126,7 +126,7 @@ def demo(
     **others: Any,
 ) -> datasets.DatasetDict:
     """Loads the embedded demo set for a task; see `researchbench`."""
-    _refuse_misspelt(others.keys() - set(OPTIONS))
+    _refuse_misspelt(others)
     _refuse_lone_control(control, control_of)
     _say_unused(others)
     return _demo.load(layout=layout, control=control)
@@ -141,8 +141,7 @@ def ranking_dataset(**arguments: Any) -> datasets.DatasetDict:
     Raises:
         DatasetError: The data cannot be used, or an argument is missing or misspelt.
     """
-    known_names = {*_RANKING_OPTIONS, *OPTIONS}
-    _refuse_misspelt(arguments.keys() - known_names, sorted(known_names))
+    _refuse_misspelt(arguments, sorted({*_RANKING_OPTIONS, *OPTIONS}))
     missing = [name for name in ("data", "prompt") if name not in arguments]
     if missing:
         raise DatasetError(f"the task's YAML lacks {missing[0]!r} in dataset_kwargs")
@@ -178,8 +177,7 @@ def judge_pairwise(**options: Any) -> datasets.DatasetDict:
 def _judged(
     make: Callable[..., datasets.DatasetDict], options: dict[str, Any]
 ) -> datasets.DatasetDict:
-    known = [*_JUDGE_OPTIONS, *OPTIONS]
-    _refuse_misspelt(options.keys() - set(known), known)
+    _refuse_misspelt(options, [*_JUDGE_OPTIONS, *OPTIONS])
     data = ("dataset_path", "dataset_revision", "discipline", "skip_invalid")
     wanted = {name: options[name] for name in data if name in options}
     if options.get("demo"):  # said in the YAML
