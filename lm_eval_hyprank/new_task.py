@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -17,7 +18,9 @@ from typing import Any
 from lm_eval_hyprank import task_files
 from lm_eval_hyprank.datasets import generic, rows
 from lm_eval_hyprank.datasets.findings import SKIP_OPTION, DatasetError
-from lm_eval_hyprank.metrics import process_results
+from lm_eval_hyprank.datasets.prompt_template import written
+from lm_eval_hyprank.experts import NDCG_KS
+from lm_eval_hyprank.metrics import HIT_KS, process_results
 
 DESCRIPTION = """Looks at a data file and writes the YAML of a task that ranks its candidates, with
 the data where it is. What a column holds is guessed from its name and its values, unless an option
@@ -136,7 +139,7 @@ def create(options: argparse.Namespace) -> list[str]:
     if options.per_group:
         if "group" not in columns:
             raise DatasetError("--per-group needs a column to group by: add --group COLUMN")
-        files |= _group_yamls(name, sorted(set(documents["discipline"])), "gold" in documents[0])
+        files |= _group_yamls(name, set(documents["discipline"]), "gold" in documents[0])
         runs = f"{name}_by_group"
     for file in files:
         if (task := file.removesuffix(".yaml")) in _known_names():
@@ -155,8 +158,9 @@ def create(options: argparse.Namespace) -> list[str]:
         "Look at it, and change what was guessed wrong. Then, MODEL being a local folder or a",
         "name on the Hugging Face hub:",
         "",
-        f"    lm_eval run --model hf --model_args pretrained=MODEL --tasks {shlex.quote(runs)} "
-        f"--include_path {shlex.quote(str(folder))} --output_path results --log_samples",
+        "    lm_eval run --model hf --model_args pretrained=MODEL --batch_size auto "
+        f"--tasks {shlex.quote(runs)} --include_path {shlex.quote(str(folder))} "
+        "--output_path results --log_samples",
     ]
 
 
@@ -289,7 +293,7 @@ def guess_prompt(table: rows.Rows, columns: Mapping[str, Any]) -> str:
         )
     lines = []
     for column in chosen:
-        place = generic.written(column)
+        place = written(column)
         listed = any(isinstance(value, list) for value in _values(table, column))
         field = f"{{{{ {place} | join('\\n') }}}}" if listed else f"{{{{ {place} }}}}"
         # A prompt without its only column would be none.
@@ -420,28 +424,41 @@ def _quoted(value: Any) -> str:
 
 def _group_yamls(name: str, groups: Iterable[str], ranked: bool) -> dict[str, str]:
     """A task for each group, and their group with size-weighted means."""
-    files: dict[str, str] = {}
-    members = []
-    for group in groups:
-        slug = re.sub(r"\W+", "_", group.lower()).strip("_") or "group"
-        task = f"{name}_{slug}"
-        while task in members:
-            task += "_"
-        members.append(task)
-        files[f"{task}.yaml"] = (
+    whole = f"{name}_by_group"
+    tasks = _group_tasks(name, groups, whole)
+    files = {
+        f"{task}.yaml": (
             f"include: {_quoted(f'{name}.yaml')}\ntask: {_quoted(task)}\n"
-            f"metadata: {{version: 1.0, {'' if ranked else 'kind: expert, '}"
-            f"only: {json.dumps(group, ensure_ascii=False)}}}\n"
+            # Not in dataset_kwargs: those given here would replace all of the included ones.
+            f"metadata: {{version: 1.0, only: {json.dumps(group, ensure_ascii=False)}}}\n"
         )
-    metrics = ["hit@1", "hit@2", "hit@3", "hit@5", "mrr", "win_rate", "tie_rate"]
-    if not ranked:
-        metrics = ["kendall_tau", "spearman", "top1", "ndcg@5", "ndcg@10"]
-    lines = [f"group: {_quoted(f'{name}_by_group')}", "task:"]
-    lines += [f"  - {_quoted(task)}" for task in members]
+        for group, task in tasks.items()
+    }
+    if ranked:
+        metrics = [*(f"hit@{k}" for k in HIT_KS), "mrr", "win_rate", "tie_rate"]
+    else:
+        metrics = ["kendall_tau", "spearman", "top1", *(f"ndcg@{k}" for k in NDCG_KS)]
+    lines = [f"group: {_quoted(whole)}", "task:"]
+    lines += [f"  - {_quoted(task)}" for task in tasks.values()]
     lines += ["aggregate_metric_list:"]
     lines += [f"  - {{metric: {metric}, weight_by_size: true}}" for metric in [*metrics, "invalid"]]
-    files[f"{name}_by_group.yaml"] = "\n".join([*lines, "metadata:", "  version: 1.0", ""])
+    files[f"{whole}.yaml"] = "\n".join([*lines, "metadata:", "  version: 1.0", ""])
     return files
+
+
+def _group_tasks(name: str, groups: Iterable[str], taken: str) -> dict[str, str]:
+    """Names each group's task, in ASCII, as it also names files and folders."""
+    tasks: dict[str, str] = {}
+    # Those in ASCII first: they keep their names where another group would have the same one.
+    for group in sorted(groups, key=lambda group: (not group.isascii(), group)):
+        letters = unicodedata.normalize("NFKD", group).encode("ascii", "ignore").decode("ascii")
+        slug = re.sub(r"\W+", "_", letters.lower()).strip("_") or "group"
+        task, number = f"{name}_{slug}", 1
+        while task in (taken, *tasks.values()):
+            number += 1
+            task = f"{name}_{slug}_{number}"
+        tasks[group] = task
+    return tasks
 
 
 def _about(
@@ -470,7 +487,7 @@ def _about(
     lines += [
         f"  {column} is empty in {gaps} of {len(table.rows)} rows; the prompt leaves it out there."
         for column in table.columns
-        if _asks(generic.written(column)) in prompt and (gaps := _gaps(table, column))
+        if _asks(written(column)) in prompt and (gaps := _gaps(table, column))
     ]
     first = documents[0]
     lines += ["", "The first item, as the model will see it:", ""]

@@ -74,11 +74,14 @@ def _refuse_misspelt(names: Iterable[str], options: Sequence[str] = OPTIONS) -> 
             )
 
 
-def _say_unused(options: Mapping[str, Any]) -> None:
-    if options.get("dataset_path"):
-        _logger.warning(
-            "the demo tasks have papers of their own: dataset_path is not used for them"
-        )
+def _say_unused(options: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    for name in (name for name in names if options.get(name)):
+        _logger.warning("%s is not used: %s", name, why)
+
+
+def _say_demos_own(options: Mapping[str, Any]) -> None:
+    of_data = ("dataset_path", "dataset_revision", "skip_invalid")
+    _say_unused(options, of_data, "the demo tasks have papers of their own")
 
 
 def researchbench(
@@ -128,7 +131,7 @@ def demo(
     """Loads the embedded demo set for a task; see `researchbench`."""
     _refuse_misspelt(others)
     _refuse_lone_control(control, control_of)
-    _say_unused(others)
+    _say_demos_own(others)
     return _demo.load(layout=layout, control=control)
 
 
@@ -145,6 +148,8 @@ def ranking_dataset(**arguments: Any) -> datasets.DatasetDict:
     missing = [name for name in ("data", "prompt") if name not in arguments]
     if missing:
         raise DatasetError(f"the task's YAML lacks {missing[0]!r} in dataset_kwargs")
+    why = "the YAML's dataset_kwargs say where the data and what the prompt is"
+    _say_unused(arguments, ("dataset_path", "layout"), why)
     known = {name: value for name, value in arguments.items() if name in _RANKING_OPTIONS}
     return _generic.load(**known)
 
@@ -156,9 +161,10 @@ def judge(**options: Any) -> datasets.DatasetDict:
     ``skip_invalid``) and ``template``, ``background``, ``order`` and ``order_seed``.
 
     Raises:
-        DatasetError: The data or the template cannot be used, or an option is none or misspelt.
+        DatasetError: The data or the template cannot be used, or an option is none or misspelt,
+            or another judge's.
     """
-    return _judged(_prompts.listwise, options)
+    return _judged("listwise", _prompts.listwise, options)
 
 
 def judge_psc(**options: Any) -> datasets.DatasetDict:
@@ -166,28 +172,32 @@ def judge_psc(**options: Any) -> datasets.DatasetDict:
 
     In place of ``order`` it takes ``num_orders``.
     """
-    return _judged(_prompts.several_orders, options)
+    return _judged("several-orders", _prompts.several_orders, options)
 
 
 def judge_pairwise(**options: Any) -> datasets.DatasetDict:
-    """Loads the documents of a pairwise judge; see `judge`. It takes no order."""
-    return _judged(_prompts.pairwise, options)
+    """Loads the documents of a pairwise judge; see `judge`. It takes no order and no seed."""
+    return _judged("pairwise", _prompts.pairwise, options)
 
 
 def _judged(
-    make: Callable[..., datasets.DatasetDict], options: dict[str, Any]
+    kind: str, make: Callable[..., datasets.DatasetDict], options: dict[str, Any]
 ) -> datasets.DatasetDict:
     _refuse_misspelt(options, [*_JUDGE_OPTIONS, *OPTIONS])
+    taken = [name for name in _JUDGE_OPTIONS if name in inspect.signature(make).parameters]
+    if others := [name for name in _JUDGE_OPTIONS if name in options and name not in taken]:
+        raise DatasetError(
+            f"--metadata (or the YAML's dataset_kwargs) has {', '.join(others)}, which a {kind} "
+            f"judge does not take; it takes: {', '.join(taken)}. Leave it out, or run the tasks "
+            "that take it in a command of their own"
+        )
+    _say_unused(options, ("layout",), "a judge's prompt is its template")
     data = ("dataset_path", "dataset_revision", "discipline", "skip_invalid")
     wanted = {name: options[name] for name in data if name in options}
     if options.get("demo"):  # said in the YAML
         wanted = {"dataset_path": _demo.FOLDER}
-        _say_unused(options)
-    prompt = {
-        name: options.get(name, default)
-        for name, default in _JUDGE_OPTIONS.items()
-        if name in inspect.signature(make).parameters
-    }
+        _say_demos_own(options)
+    prompt = {name: options.get(name, _JUDGE_OPTIONS[name]) for name in taken}
     prompt["background"] = flag(prompt["background"], "background")
     return make(_researchbench.load_papers(**wanted), **prompt)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from lm_eval._cli import HarnessCLI
 from lm_eval.tasks import TaskManager
 
-from lm_eval_hyprank import cli, new_task
+from lm_eval_hyprank import cli, new_task, task_files, token_file
 from lm_eval_hyprank.datasets import rows
 from lm_eval_hyprank.tasks import ranking_dataset
 from tests import tiny
@@ -93,6 +94,7 @@ def test_from_a_csv_to_a_ranked_table_by_what_is_printed(
     monkeypatch.setattr("sys.argv", [*words, "--device", "cpu"])
     harness = HarnessCLI()
     options = harness.parse_args()
+    assert options.batch_size == "auto"
     results = lm_eval.simple_evaluate(
         model=options.model,
         model_args=options.model_args,
@@ -140,6 +142,38 @@ def test_a_task_for_each_group(
     for metric in ("hit@1", "mrr", "win_rate", "invalid"):
         both = [rows_of[f"mine_{name}"][f"{metric},nll"] for name in ("sea", "deep_sky")]
         assert whole[f"{metric},nll"] == pytest.approx(sum(both) / 2)
+
+
+def test_groups_of_any_script_have_tasks_with_plain_names_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {
+        "a b": "mine_a_b",
+        "a_b": "mine_a_b_2",
+        "by group": "mine_by_group_2",
+        "okologie": "mine_okologie",
+        "Ökologie": "mine_okologie_2",
+        "Énergie (renouvelable)": "mine_energie_renouvelable",
+        "??": "mine_group",
+        "中文": "mine_group_2",
+        "日本": "mine_group_3",
+    }
+    values = [
+        {"question": f"q{n}", "topic": group, "gold": "x", "wrong": "y"}
+        for n in range(2)
+        for group in reversed(named)
+    ]
+    data, folder = write(tmp_path / "d.csv", values), tmp_path / "tasks"
+    arguments = ["new", "mine", "--data", str(data), "--output", str(folder), "--per-group"]
+    assert cli.main(arguments) == 0
+    names = {"mine", "mine_by_group", *named.values()}
+    assert {path.name for path in folder.iterdir()} == {f"{name}.yaml" for name in names}
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    tasks = manager.load(["mine_by_group"])["tasks"]
+    assert {name: set(task.eval_docs["discipline"]) for name, task in tasks.items()} == {
+        name: {group} for group, name in named.items()
+    }
+    assert {token_file.folder_for(str(tmp_path), name).name for name in names} == names
 
 
 FILLER = {"question": "Why?", "source": "a book"}
@@ -241,9 +275,14 @@ def test_a_prompt_is_made_of_what_is_left(
         assert new_task.guess_prompt(table, new_task.guess(table, {})) == prompt
 
 
-def test_a_column_that_is_empty_at_times_is_asked_for(tmp_path: Path) -> None:
-    values = [{"question": "a", "context": c, "gold": "x", "wrong": "y"} for c in ("", "c")]
-    path = write(tmp_path / "data.csv", values)
+@pytest.mark.parametrize(
+    ("suffix", "empty"), [(".csv", ""), (".jsonl", ""), (".jsonl", None), (".jsonl", math.nan)]
+)
+def test_a_column_that_is_empty_at_times_is_asked_for(
+    suffix: str, empty: Any, tmp_path: Path
+) -> None:
+    values = [{"question": "a", "context": c, "gold": "x", "wrong": "y"} for c in (empty, "c")]
+    path = write(tmp_path / f"data{suffix}", values)
     table = rows.read(str(path))
     columns = new_task.guess(table, {})
     prompt = new_task.guess_prompt(table, columns)
@@ -313,6 +352,35 @@ def test_the_commands_of_the_documentation_work(
     for one in commands:
         assert cli.main(shlex.split(one.replace("\\\n", ""))) == 0
     assert len([*(tmp_path / "hyprank_tasks").iterdir()]) == 2
+
+
+def test_the_tasks_of_the_documentation_have_the_items_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "any_dataset.md").read_text(encoding="utf-8")
+    (data,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "capitals.csv").write_text(data, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    templates = (task_files.folder() / "templates").as_posix()
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        if (name := yaml.safe_load(block)["task"]).startswith("capitals"):
+            task = block.replace("/path/to/templates", templates)
+            (tmp_path / f"{name}.yaml").write_text(task, encoding="utf-8")
+    # Included, the template leaves alone what the task says of itself.
+    (tmp_path / "both.yaml").write_text(
+        f"include: [capitals_europe.yaml, {templates}/embedding.yaml]\n"
+        "task: capitals_europe_embedding\n",
+        encoding="utf-8",
+    )
+    groups = {
+        "capitals": {"Europe", "Africa"},
+        "capitals_embedding": {"Europe", "Africa"},
+        "capitals_europe": {"Europe"},
+        "capitals_europe_embedding": {"Europe"},
+    }
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    found = manager.load(list(groups))["tasks"]
+    assert {name: set(task.eval_docs["discipline"]) for name, task in found.items()} == groups
 
 
 def test_what_is_stated_is_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,13 +28,46 @@ def test_a_misspelt_option_of_a_judge_is_refused(load, name, valid_folder):
         load(**{"dataset_path": str(valid_folder), name: "x"})
 
 
-@pytest.mark.parametrize("load", [tasks.demo, *JUDGES])
-def test_the_demo_says_that_its_papers_are_its_own(load, valid_folder, caplog):
-    options = {"demo": True} if load in JUDGES else {"layout": "block"}
-    assert len(load(**options)["test"]) == 12
-    assert "dataset_path" not in caplog.text
-    assert len(load(dataset_path=str(valid_folder), **options)["test"]) == 12
-    assert "dataset_path is not used" in caplog.text
+def warnings(caplog):
+    return [one.getMessage() for one in caplog.records if one.name.startswith("lm_eval_hyprank")]
+
+
+OF_DATA = {"dataset_path": "DIR", "dataset_revision": "main", "skip_invalid": "true"}
+
+
+@pytest.mark.parametrize(
+    ("load", "used", "unused"),
+    [
+        (tasks.demo, {"layout": "block"}, OF_DATA),
+        *((judge, {"demo": True}, OF_DATA | {"layout": "block"}) for judge in JUDGES),
+    ],
+)
+def test_the_demo_names_each_option_that_it_does_not_use(load, used, unused, caplog):
+    assert len(load(**used)["test"]) == 12
+    assert not warnings(caplog)
+    assert len(load(**used, **unused)["test"]) == 12
+    said = [message.partition(" is not used: ")[0] for message in warnings(caplog)]
+    assert sorted(said) == sorted(unused)
+
+
+@pytest.mark.parametrize(
+    ("load", "taken"),
+    [
+        (tasks.judge, {"order": "gold_first", "order_seed": 1}),
+        (tasks.judge_psc, {"num_orders": 3, "order_seed": 1}),
+        (tasks.judge_pairwise, {}),
+    ],
+)
+def test_an_option_of_another_judge_is_refused(load, taken):
+    every = {"order": "gold_first", "order_seed": 1, "num_orders": 3}
+    assert load(demo=True, background=False, **taken)["test"]
+    for name in every.keys() - taken:
+        with pytest.raises(DatasetError, match=rf"has {name}, which a [\w-]+ judge") as error:
+            load(demo=True, **taken, **{name: every[name]})
+        said = str(error.value)
+        takes = said.partition("it takes: ")[2].partition(". Leave it out")[0]
+        assert set(takes.split(", ")) == {"template", "background", *taken}
+        assert "run the tasks that take it in a command of their own" in said
 
 
 def test_continuations_put_the_separator_before_each_candidate():
@@ -76,7 +109,7 @@ def test_what_any_data_set_lacks_or_misspells_is_said(arguments, message):
         tasks.ranking_dataset(**arguments)
 
 
-def test_any_data_set_ignores_the_models_arguments(tmp_path):
+def test_any_data_set_ignores_the_models_arguments(tmp_path, caplog):
     data = tmp_path / "a.csv"
     data.write_text("q,gold,wrong\nWhy?,So.,No.\n", encoding="utf-8")
     split = tasks.ranking_dataset(
@@ -93,7 +126,17 @@ def test_any_data_set_ignores_the_models_arguments(tmp_path):
         trust_remote_code=True,
         version=1.0,
         kind="energy",
-        dataset_path="DIR",
         token_scores="DIR",
+        skip_invalid="true",
     )["test"]
     assert split[0]["context"] == "Why?"
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("name", ["dataset_path", "layout"])
+def test_any_data_set_names_an_option_that_it_does_not_use(name, tmp_path, caplog):
+    data = tmp_path / "a.csv"
+    data.write_text("q,gold,wrong\nWhy?,So.,No.\n", encoding="utf-8")
+    wanted = {"data": str(data), "prompt": "{{ q }}", "gold": "gold", "negatives": "wrong"}
+    assert tasks.ranking_dataset(**wanted, **{name: "x"})["test"]
+    assert f"{name} is not used: the YAML's dataset_kwargs say" in caplog.text

@@ -19,23 +19,20 @@ import ast
 import json
 import logging
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
-import jinja2
-import jinja2.meta
-import jinja2.sandbox
 from pydantic_core import PydanticCustomError
 
 from lm_eval_hyprank.datasets import rows as _rows
 from lm_eval_hyprank.datasets.documents import FEATURES, flag, shuffled
 from lm_eval_hyprank.datasets.findings import REMEDIES, DatasetError, Finding, findings_error
+from lm_eval_hyprank.datasets.prompt_template import Prompt
 from lm_eval_hyprank.datasets.rows import Row
-from lm_eval_hyprank.datasets.texts import clean, filled_text, folded, repeated_texts
+from lm_eval_hyprank.datasets.texts import filled_text, folded, repeated_texts
 from lm_eval_hyprank.experts import consensus
 
 _logger = logging.getLogger(__name__)
@@ -114,12 +111,13 @@ def load(
         id: The column that identifies an item; the row's number by default.
         candidates: Column with the list of candidates, or several columns of one text each.
         gold: Column or columns with the gold, each a text or a list of texts.
-        gold_index: Column with the place of the gold in the list, from 0, or a list of places.
+        gold_index: Column with the place of the gold in the list (or among the columns, empty ones
+            counted), from 0, or a list of places.
         negatives: Column or columns with the other candidates, each a text or a list of texts.
         candidate: Where each row is a candidate: the column with its text.
         label: The column that says whether the row's candidate is gold: 1 or 0, true or false.
-        relevance: Column with the candidates' grades: a list, or a number where each row is a
-            candidate. Higher is better.
+        relevance: Column with the candidates' grades: a list (null for an empty column), or a
+            number where each row is a candidate. Higher is better.
         experts: Columns, one an expert, with the candidates' ranks in the same way; 1 is best,
             equal ranks are ties and null (an empty cell) is a candidate that was not ranked.
         group: The column that a report groups by.
@@ -131,7 +129,7 @@ def load(
         skip_invalid: Leaves out the items with findings instead of refusing the data.
 
     Returns:
-        The split "test" with the columns of `researchbench.FEATURES`, `discipline` being the
+        The split "test" with the columns of `documents.FEATURES`, `discipline` being the
         group; `gold` is a list of indices where some item has several golds. Where experts
         judged, `judgements` (a list for each expert: the candidates' values, higher is better,
         null where there is none; a rank enters negated) and `best` (the indices that come first
@@ -188,7 +186,7 @@ def load(
                 (id or "id", f"stands in row {first} already", "Keep one of the rows")
             )
         _check_candidates(item, judged=bool(relevance or experts))
-        context = template.render(item)
+        context = template.render(item.row.values, item.problems)
         if context[-1:].isspace() and separator[:1].isspace():
             problem = f"ends with whitespace, and the separator {separator!r} starts with it"
             remedy = 'Take it out at the end of the prompt, or set separator: ""'
@@ -278,13 +276,16 @@ def _take_rows(rows: Sequence[Row], given: Mapping[str, list[str]], in_cells: bo
                         item.problems.append((given[name][0], "is empty", _REMEDIES["blank"]))
                 item.texts += texts
         else:
-            item.texts = _texts(item, given["candidates"], in_cells)
+            columns = given["candidates"]
+            item.texts = _texts(item, columns, in_cells, one_each=len(columns) > 1)
+            # What a place or a list of grades counts: the columns, or the entries of the only one.
+            places = columns if len(columns) > 1 else [place for place, _ in item.texts]
             if given["gold"]:
                 _find_gold(item, given["gold"], in_cells)
             elif given["gold_index"]:
-                _take_gold_index(item, given["gold_index"][0])
+                _take_gold_index(item, given["gold_index"][0], places)
             for column in (*given["relevance"], *given["experts"]):
-                _take_judgements(item, column, rank=bool(given["experts"]))
+                _take_judgements(item, column, places, rank=bool(given["experts"]))
         items.append(item)
     return items
 
@@ -326,7 +327,7 @@ def _join_rows(
             if word in TRUE | FALSE:
                 item.gold += [len(item.texts) - 1] if word in TRUE else []
             else:
-                problem = f"is {value!r} in row {row.number}, which says neither yes nor no"
+                problem = f"{_said(value)} in row {row.number}, which says neither yes nor no"
                 item.problems.append((given["label"][0], problem, "Write 1 or 0"))
         for number, column in enumerate((*given["relevance"], *given["experts"])):
             value = row.values.get(column)
@@ -355,17 +356,28 @@ def _checked(item: _Item, place: str, value: Any) -> str:
     return ""
 
 
-def _texts(item: _Item, columns: Sequence[str], in_cells: bool) -> list[tuple[str, str]]:
-    """Returns the candidates in the columns, a missing value or empty cell being none."""
+def _texts(
+    item: _Item, columns: Sequence[str], in_cells: bool, one_each: bool = False
+) -> list[tuple[str, str]]:
+    """Returns the candidates in the columns, a missing value or empty cell being none.
+
+    Args:
+        item: The item.
+        columns: The columns.
+        in_cells: Whether lists are spelt as text, as in a CSV file.
+        one_each: Whether each column has one text, whatever it reads like, and no list.
+    """
     texts = []
     for column in columns:
-        value = _listed(item.row.values.get(column), str)
+        value = item.row.values.get(column)
+        if not one_each:
+            value = _listed(value, (str, type(None)))
         # Of several columns, each has one text, which may read like anything.
         if in_cells and len(columns) == 1 and _is_python_list(value):
             remedy = 'Write it as JSON: ["one", "two"]'
             item.problems.append((column, "holds a list as Python or NumPy prints it", remedy))
             continue
-        if isinstance(value, list):
+        if isinstance(value, list) and not one_each:
             places = [(f"{column}[{index}]", text) for index, text in enumerate(value)]
         else:
             places = [] if value is None or value == "" else [(column, value)]
@@ -377,7 +389,7 @@ def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
     """Returns the list of a kind that a cell of a CSV file spells in JSON, else the value."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            found = json.loads(value)
+            found = _rows.finite(json.loads(value))
         except (ValueError, RecursionError):
             return value
         if isinstance(found, list) and all(isinstance(one, kind) for one in found):
@@ -411,7 +423,11 @@ def _find_gold(item: _Item, columns: Sequence[str], in_cells: bool) -> None:
             item.gold.append(index)
 
 
-def _take_gold_index(item: _Item, column: str) -> None:
+def _take_gold_index(item: _Item, column: str, places: Sequence[str]) -> None:
+    """Finds the gold by its number among the places, of which empty columns are some."""
+    if not places:
+        return  # `_check_candidates` says that there is nothing to count
+    where = _indices(item)
     value = _listed(item.row.values.get(column), int)
     for one in value if isinstance(value, list) else [value]:
         remedy = "Write the place of the gold among the candidates, the first being 0"
@@ -421,27 +437,48 @@ def _take_gold_index(item: _Item, column: str) -> None:
         except (TypeError, ValueError, OverflowError):
             index = None
         if isinstance(one, bool) or index is None:
-            problem = f"is {one!r}, no whole number"
-        elif not 0 <= index < len(item.texts):
-            problem = f"is {index}, and the item has candidates 0 to {len(item.texts) - 1}"
-            if index == len(item.texts):
+            problem = f"{_said(one)}, no whole number"
+        elif not 0 <= index < len(places):
+            problem = f"is {index}, and the item has candidates 0 to {len(places) - 1}"
+            if index == len(places):
                 remedy += "; if the column counts from 1, subtract 1 in every row"
+        elif (gold := where.get(places[index])) is None:
+            problem = f"is {index}, and {places[index]}, the candidate in that place, is empty"
+            remedy = "Fill it in, or correct the place; empty columns count too"
         else:
-            item.gold += [] if index in item.gold else [index]
+            item.gold += [] if gold in item.gold else [gold]
             continue
         item.problems.append((column, problem, remedy))
 
 
-def _take_judgements(item: _Item, column: str, rank: bool) -> None:
+def _take_judgements(item: _Item, column: str, places: Sequence[str], rank: bool) -> None:
+    """Takes what an expert says of the places; an empty column is no candidate and has no grade."""
+    where = _indices(item)
     value = _listed(item.row.values.get(column), (int, float, type(None)))
-    if not isinstance(value, list) or len(value) != len(item.texts):
+    if not isinstance(value, list) or len(value) != len(places):
         found = f"holds {len(value)}" if isinstance(value, list) else "is no list of"
-        problem = f"{found} numbers for {len(item.texts)} candidates"
+        empty = "" if len(places) == len(item.texts) else ", empty ones among them"
+        problem = f"{found} numbers for {len(places)} candidates{empty}"
         item.problems.append((column, problem, "Give one number (or null) a candidate"))
         return
-    item.judgements.append(
-        [_grade(item, f"{column}[{index}]", one, rank) for index, one in enumerate(value)]
-    )
+    judged: list[float | None] = [None] * len(item.texts)
+    for index, one in enumerate(value):
+        grade = _grade(item, f"{column}[{index}]", one, rank)
+        candidate = where.get(places[index])
+        if candidate is not None:
+            judged[candidate] = grade
+        elif grade is not None:
+            problem = f"is {one!r}, and {places[index]}, the candidate in that place, is empty"
+            item.problems.append((f"{column}[{index}]", problem, "Fill it in, or write null here"))
+    item.judgements.append(judged)
+
+
+def _indices(item: _Item) -> dict[str, int]:
+    return {place: index for index, (place, _) in enumerate(item.texts)}
+
+
+def _said(value: Any) -> str:
+    return "is empty" if value in (None, "") else f"is {value!r:.40}"
 
 
 def _grade(item: _Item, place: str, value: Any, rank: bool) -> float | None:
@@ -484,137 +521,6 @@ def _check_candidates(item: _Item, judged: bool) -> None:
     else:
         return
     item.problems.append(("", problem, remedy))
-
-
-class Prompt:
-    """A Jinja template over the columns of a row.
-
-    Args:
-        text: The template.
-        columns: The names of the columns.
-        hidden: Those of them that it must not see, for they belong to one candidate of an item.
-
-    Raises:
-        DatasetError: The template is none, or names what is no column or hidden.
-
-    Attributes:
-        columns: The columns that it may look at.
-    """
-
-    def __init__(self, text: str, columns: Sequence[str], hidden: Set[str] = frozenset()) -> None:
-        if not isinstance(text, str):
-            raise DatasetError(f"prompt is {text!r}, not text")
-        environment = jinja2.sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined)
-        try:
-            tree = environment.parse(text)
-            self._template = environment.from_string(text)
-        except jinja2.TemplateSyntaxError as error:
-            raise DatasetError(f"prompt: line {error.lineno}: {error.message}") from None
-        used = jinja2.meta.find_undeclared_variables(tree)
-        named = jinja2.nodes.Name
-        by_key, anywhere = {}, False
-        if "row" in used and "row" not in columns:  # not a name of the template's own
-            keys = ((node, _key(node)) for node in tree.find_all(_LOOKUPS))
-            by_key = {node: key for node, key in keys if key is not None}
-            # It may also stand for whatever is in it, as in `row.items()`.
-            anywhere = sum(name.name == "row" for name in tree.find_all(named)) > len(by_key)
-            used = used - {"row"} | {*by_key.values()}
-        unknown = used - set(columns)
-        if unknown:
-            raise DatasetError(
-                f"prompt has {{{{ {written(min(unknown))} }}}}, which is no column; "
-                f"the columns are: {', '.join(columns)}"
-            )
-        if used & hidden:
-            raise DatasetError(
-                f"prompt has the column {min(used & hidden)}, which differs among the candidates "
-                "of an item; a prompt stands before all of them"
-            )
-        for column in columns:
-            # A single pair of braces would reach the model as it stands, alike for all items.
-            if re.search(rf"(?<!\{{)\{{\s*{re.escape(column)}\s*\}}(?!\}})", text):
-                raise DatasetError(
-                    f"prompt has {{{column}}}; a column is written in two pairs of braces: "
-                    f"{{{{ {column} }}}}"
-                )
-        if not (used or anywhere):
-            _logger.warning("the prompt names no column: it is the same for all items")
-        asked = {
-            by_key.get(node) or getattr(node, "name", None)
-            for part in _asked(tree)
-            for node in (part, *part.find_all((named, *_LOOKUPS)))
-            if isinstance(node, (named, *_LOOKUPS))
-        }
-        self._needed = sorted(used - asked)
-        self._hidden = hidden
-        self.columns = set(columns) - hidden if anywhere else used
-
-    def render(self, item: _Item) -> str:
-        """Returns the prompt of an item, "" with a problem noted where it cannot be made."""
-        values = {
-            name: _clean(value)
-            for name, value in item.row.values.items()
-            if name not in self._hidden
-        }
-        for name in self._needed:
-            if values.get(name) in (None, "", []):
-                asks = f"{{% if {written(name)} %}}...{{% endif %}}"
-                remedy = f"Fill it in, or write {asks} in the prompt"
-                item.problems.append((name, "is empty, and the prompt needs it", remedy))
-        if item.problems:
-            return ""
-        try:
-            context = self._template.render({"row": values, **values})
-            context.encode("utf-8")
-        except (jinja2.TemplateError, TypeError, UnicodeEncodeError) as error:
-            problem = f"cannot be filled in ({error})"
-            item.problems.append(("prompt", problem, "Correct the prompt or the row"))
-            return ""
-        return context
-
-
-_LOOKUPS = (jinja2.nodes.Getitem, jinja2.nodes.Getattr)
-
-
-def written(column: str) -> str:
-    """A column as a prompt names it."""
-    return column if column.isidentifier() else f"row[{json.dumps(column)}]"
-
-
-def _asked(tree: jinja2.nodes.Template) -> Iterator[jinja2.nodes.Node]:
-    """What a template asks for, and so has something to say without."""
-    nodes = jinja2.nodes
-    for branch in tree.find_all(nodes.If):
-        yield branch.test
-    for either in tree.find_all(nodes.CondExpr):
-        yield either.test
-    for choice in tree.find_all(nodes.Or):
-        yield choice.left
-    for one in tree.find_all(nodes.Filter):
-        if one.name in ("default", "d") and one.node is not None:
-            yield one.node
-
-
-def _key(node: jinja2.nodes.Node) -> str | None:
-    """The column that ``row["column"]`` or ``row.column`` names, None of anything else."""
-    of = getattr(node, "node", None)
-    if not (isinstance(of, jinja2.nodes.Name) and of.name == "row"):
-        return None
-    if isinstance(node, jinja2.nodes.Getattr):
-        return node.attr if node.attr not in dir(dict) else None
-    key = getattr(getattr(node, "arg", None), "value", None)  # of a constant
-    return key if isinstance(key, str) else None
-
-
-def _clean(value: Any) -> Any:
-    """Returns a column's value with all its texts as the model shall see them."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_clean(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _clean(one) for name, one in value.items()}
-    return value
 
 
 # --- items to documents ---------------------------------------------------------------------

@@ -12,21 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import datasets
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
+from lm_eval_hyprank.datasets import hub
 from lm_eval_hyprank.datasets.documents import FEATURES, digest, flag, shuffled
 from lm_eval_hyprank.datasets.findings import DatasetError, findings_error
 from lm_eval_hyprank.datasets.validation import (
@@ -41,9 +31,10 @@ _logger = logging.getLogger(__name__)
 
 REPOSITORY = "ankilok/ResearchBench"
 
-# How long the hub may take to answer before the copy in the cache is looked for. A dead network
-# must show within ten seconds, and imports take their share of them.
-ANSWER_SECONDS = 6.0
+_LOCAL_COPY = (
+    """Or use a copy on this machine: --metadata '{"dataset_path": "DIR"}' for lm_eval, """
+    f"`hyprank validate DIR` to check it; DIR holds {RANKING_FILE} and {PAPERS_FILE}."
+)
 
 # Prompt layout -> what stands between a label and its value, and before the candidate.
 LAYOUTS = {"inline": " ", "block": "\n"}
@@ -125,8 +116,14 @@ def load_papers(
 def _of_discipline(papers: tuple[Paper, ...], discipline: str | None) -> tuple[Paper, ...]:
     chosen = tuple(paper for paper in papers if discipline in (None, paper.discipline))
     if not chosen:
-        names = ", ".join(sorted({paper.discipline for paper in papers}))
-        raise DatasetError(f"There is no paper of discipline {discipline!r}; present: {names}")
+        present = sorted({paper.discipline for paper in papers})
+        tasks = ",".join(
+            f"researchbench_energy_{name.lower().replace(' ', '_')}" for name in present
+        )
+        raise DatasetError(
+            f"There is no paper of discipline {discipline!r}; present: {', '.join(present)}. Run "
+            f"--tasks {tasks}, or researchbench_energy, whose report has a table by discipline"
+        )
     return chosen
 
 
@@ -144,13 +141,8 @@ def locate(
             data and no copy is cached. The message says what to do.
     """
     if dataset_path is None:
-        if not isinstance(dataset_revision, str | None):
-            # key=value metadata turns what looks like a number into one.
-            raise DatasetError(
-                f"dataset_revision is {dataset_revision!r}, not text; give it as JSON: "
-                """--metadata '{"dataset_revision": "REVISION"}'"""
-            )
-        return _from_hub(dataset_revision)
+        files = (RANKING_FILE, PAPERS_FILE)
+        return hub.snapshot(REPOSITORY, files, dataset_revision, _LOCAL_COPY)
     if not isinstance(dataset_path, str | os.PathLike) or not str(dataset_path).strip():
         raise DatasetError(
             f"dataset_path is {dataset_path!r}, not the path of a folder; give it as JSON: "
@@ -199,13 +191,13 @@ def other_paper(paper: Paper, papers: Iterable[Paper]) -> Paper | None:
     return min(others, key=lambda other: digest(paper.sample_id, other.sample_id), default=None)
 
 
-def document(paper: Paper, layout: str, context: str | None = None) -> dict[str, Any]:
+def document(paper: Paper, layout: str, context: str) -> dict[str, Any]:
     """Returns the paper as a document with the columns of `FEATURES`.
 
     Args:
         paper: The paper.
         layout: The prompt's layout.
-        context: The prompt; None for the paper's own.
+        context: The prompt, of this paper or another one.
     """
     labels, texts = zip(*labelled_candidates(paper).items(), strict=True)
     order = shuffled(paper.sample_id, len(texts))
@@ -214,7 +206,7 @@ def document(paper: Paper, layout: str, context: str | None = None) -> dict[str,
         "discipline": paper.discipline,
         "doi": paper.doi,
         "title": paper.title,
-        "context": prompt(paper, layout) if context is None else context,
+        "context": context,
         "separator": LAYOUTS[layout],
         "candidates": [texts[index] for index in order],
         "candidate_ids": [labels[index] for index in order],
@@ -284,99 +276,3 @@ def _usable_papers(folder: Path, skip_invalid: bool) -> tuple[Paper, ...]:
             len(papers),
         )
     return tuple(papers)
-
-
-@lru_cache(maxsize=8)
-def _from_hub(revision: str | None) -> Path:
-    """Returns the hub's snapshot folder, from the cache where the hub does not answer."""
-    try:
-        _ask_hub(revision)
-        problem = None
-    except Exception as error:  # whatever the network libraries raise
-        problem = error
-    try:
-        folder = _download(revision, local_files_only=problem is not None)
-    except Exception as error:
-        if problem is None or not isinstance(error, LocalEntryNotFoundError):
-            problem = error
-        raise DatasetError(_hub_message(problem, revision)) from problem
-    if problem is not None and not isinstance(problem, OfflineModeIsEnabled):
-        _logger.warning("The hub gives no data (%s); the cached copy %s is used", problem, folder)
-    return folder
-
-
-def _ask_hub(revision: str | None) -> None:
-    """Asks the hub for the data once, without retries; raises what stands in the way.
-
-    `hf_hub_download` alone would retry a dead network for minutes where nothing is cached, and
-    no timeout of it covers name resolution or a host with several unreachable addresses: hence
-    the thread.
-    """
-    if datasets.config.HF_HUB_OFFLINE:  # also set by HF_DATASETS_OFFLINE
-        raise OfflineModeIsEnabled("offline mode is on")
-    url = hf_hub_url(REPOSITORY, RANKING_FILE, repo_type="dataset", revision=revision)
-    answers: list[Exception | None] = []
-
-    def ask() -> None:
-        try:
-            get_hf_file_metadata(url, timeout=ANSWER_SECONDS)
-        except Exception as error:
-            answers.append(error)
-        else:
-            answers.append(None)
-
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    answer = answers[0] if answers else TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
-    if answer is not None:
-        raise answer
-
-
-def _download(revision: str | None, local_files_only: bool) -> Path:
-    """Returns the snapshot folder with both files in it, of one and the same commit."""
-    ranking = hf_hub_download(
-        REPOSITORY,
-        RANKING_FILE,
-        repo_type="dataset",
-        revision=revision,
-        local_files_only=local_files_only,
-    )
-    folder = Path(ranking).parents[1]
-    hf_hub_download(
-        REPOSITORY,
-        PAPERS_FILE,
-        repo_type="dataset",
-        revision=folder.name,  # the commit: the branch may have moved since
-        local_files_only=local_files_only,
-    )
-    return folder
-
-
-def _hub_message(error: Exception, revision: str | None) -> str:
-    """Returns what happened on the hub and what helps."""
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if isinstance(error, GatedRepoError):
-        reason = "it is gated, and you have not been granted access or are not logged in"
-    elif isinstance(error, RevisionNotFoundError):
-        reason = f"it has no revision {revision!r} (dataset_revision)"
-    elif isinstance(error, RepositoryNotFoundError) or status == 401:
-        reason = "the hub does not show it to you: you are not logged in, or the token is invalid"
-    elif isinstance(error, OfflineModeIsEnabled):
-        reason = (
-            "offline mode is on (HF_HUB_OFFLINE or HF_DATASETS_OFFLINE) and "
-            f"{constants.HF_HUB_CACHE} holds no copy of it"
-        )
-    elif isinstance(error, RemoteEntryNotFoundError):
-        reason = f"its revision {revision or 'main'!r} lacks {RANKING_FILE} or {PAPERS_FILE}"
-    else:
-        reason = f"the hub could not be reached ({type(error).__name__}: {error})"
-    page = f"https://huggingface.co/datasets/{REPOSITORY}"
-    return (
-        f"The data set {REPOSITORY} cannot be loaded from the Hugging Face hub: {reason}.\n"
-        "What helps:\n"
-        f"  - Request access on {page} (once, with a hub account).\n"
-        "  - Log in with `hf auth login`, or set HF_TOKEN to your access token.\n"
-        """  - Or use a copy on this machine: --metadata '{"dataset_path": "DIR"}' for lm_eval, """
-        f"`hyprank validate DIR` to check it; DIR holds {RANKING_FILE} and {PAPERS_FILE}."
-    )

@@ -11,16 +11,17 @@ import codecs
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 
+from lm_eval_hyprank.datasets import hub
 from lm_eval_hyprank.datasets.findings import DatasetError, Finding
 from lm_eval_hyprank.datasets.texts import printable
 
@@ -72,7 +73,7 @@ def read(
         revision: The hub's branch, tag or commit.
 
     Returns:
-        Rows and findings. Texts are as they stand in the file.
+        Rows and findings. Texts are as they stand in the file; a number that is none is None.
 
     Raises:
         DatasetError: There is no such file or data set, or nothing of it can be read.
@@ -98,7 +99,18 @@ def read(
 
 
 def _numbered(values: Iterable[Any]) -> list[Row]:
-    return [Row(number, dict(one)) for number, one in enumerate(values, start=1)]
+    return [Row(number, finite(dict(one))) for number, one in enumerate(values, start=1)]
+
+
+def finite(value: Any) -> Any:
+    """Returns the value with None for NaN and infinity, which pandas writes for what is missing."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    return value
 
 
 def _parquet(path: Path) -> Rows:
@@ -110,15 +122,7 @@ def _parquet(path: Path) -> Rows:
 
 
 def _from_hub(name: str, split: str | None, subset: str | None, revision: str | None) -> Any:
-    try:
-        splits = datasets.load_dataset(name, subset, revision=revision)
-    except Exception as error:
-        raise DatasetError(
-            f"The data set {name} cannot be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {printable(str(error))}). Check the name, log in with "
-            "`hf auth login` if it is gated, name its subset if it has several, or download a "
-            "file of it and give its path."
-        ) from error
+    splits = hub.load(name, subset, revision)
     chosen = split or ("test" if "test" in splits else next(iter(splits)))
     if chosen not in splits or (split is None and chosen != "test" and len(splits) > 1):
         raise DatasetError(f"{name} has the splits {', '.join(splits)}; choose one as `split`")
@@ -150,7 +154,7 @@ def _jsonl(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                value = json.loads(line)
+                value = finite(json.loads(line))
             except (ValueError, RecursionError) as error:
                 problem = f"is not readable JSON ({error})"
                 remedy = "Write one JSON object per line"
@@ -161,7 +165,7 @@ def _jsonl(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
 
 def _json(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
     try:
-        value = json.loads(text)
+        value = finite(json.loads(text))
     except (ValueError, RecursionError) as error:
         hint = "a file with one object a line is named .jsonl"
         raise DatasetError(f"{file} is not readable JSON ({error}); {hint}.") from None

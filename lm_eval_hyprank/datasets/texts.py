@@ -70,3 +70,15 @@ def optional_text(value: str | None) -> str:
     except UnicodeEncodeError:
         raise PydanticCustomError("surrogate", "holds half of a surrogate pair") from None
     return clean(value)
+
+
+def single_braces(text: str, names: Iterable[str]) -> tuple[str, str] | None:
+    """Finds a name in single braces: what other template languages fill in, and Jinja does not.
+
+    Returns:
+        The name and how it is written, None where no name is.
+    """
+    for name in names:
+        if found := re.search(rf"(?<!\{{)\{{\s*{re.escape(name)}\s*\}}(?!\}})", text):
+            return name, found[0]
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ import jinja2.meta
 from lm_eval_hyprank.datasets.documents import FEATURES
 from lm_eval_hyprank.datasets.findings import DatasetError
 from lm_eval_hyprank.datasets.researchbench import labelled_candidates
+from lm_eval_hyprank.datasets.texts import single_braces
 from lm_eval_hyprank.datasets.validation import Paper
 from lm_eval_hyprank.judge.orders import balanced_orders, one_order
 
@@ -34,9 +34,6 @@ _FEATURES = datasets.Features(
         "template": datasets.Value("string"),
     }
 )
-
-# A field name in single braces: what other template languages would fill in, and Jinja would not.
-_SINGLE_BRACES = re.compile(rf"(?<!\{{)\{{\s*({'|'.join(VARIABLES)})\s*\}}(?!\}})")
 
 
 def listwise(
@@ -156,9 +153,10 @@ def find_template(name: str, background: bool) -> str:
         raise DatasetError(f"template: {path} is not UTF-8; save it as UTF-8") from None
     except jinja2.TemplateSyntaxError as error:
         raise DatasetError(f"template: {path}:{error.lineno}: {error.message}") from error
-    if single := _SINGLE_BRACES.search(source):
+    if single := single_braces(source, VARIABLES):
+        field, written = single
         raise DatasetError(
-            f"template: {path} has {single[0]!r}, which stays as it is; write {{{{ {single[1]} }}}}"
+            f"template: {path} has {written!r}, which stays as it is; write {{{{ {field} }}}}"
         )
     needed = VARIABLES if background else VARIABLES[1:]
     faults = [f"does not show {name}" for name in needed if name not in used]

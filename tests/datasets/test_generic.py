@@ -3,12 +3,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_hyprank.datasets import generic
@@ -116,8 +117,6 @@ def test_several_golds_make_gold_a_list_for_all_items(load: Load) -> None:
 def test_any_number_of_candidates_is_shuffled_by_the_id_alone(
     sizes: list[int], data: st.DataObject
 ) -> None:
-    import tempfile
-
     rows = []
     for number, size in enumerate(sizes):
         texts = [f"text {number}.{index}" for index in range(size)]
@@ -167,44 +166,6 @@ def test_what_the_data_holds_is_never_a_template(load: Load) -> None:
     text = "{{ 7*7 }} {% for x in y %} {# gone #} {q} ${q} %s \n end"
     assert document["context"] == f"{text}|{text}|{text.upper()}:"
     assert labelled(document) == {"gold": text + "!", "negative_1": "{{ q }}"}
-
-
-def test_a_prompt_may_loop_and_ask(load: Load) -> None:
-    rows = [{**ROW, "turns": ["A\r\nB", "C"], "hint": hint} for hint in (None, "", "look")]
-    prompt = (
-        "{% for turn in turns %}- {{ turn }}\n{% endfor %}{% if hint %}({{ hint }}){% endif %}:"
-    )
-    found = load(rows, **(WIDE | {"prompt": prompt}))
-    plain = "- A\nB\n- C\n"
-    assert [d["context"] for d in found] == [f"{plain}:", f"{plain}:", f"{plain}(look):"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("Q: {{ question }}", "{{ question }}, which is no column; the columns are: q, good, bad"),
-        (
-            "Q: {q} {{ good }}",
-            "prompt has {q}; a column is written in two pairs of braces: {{ q }}",
-        ),
-        ("{{ q", "prompt: line 1"),
-        (None, "prompt is None, not text"),
-        ("{{ q.__class__.__mro__ }}", "cannot be filled in"),
-        ("{{ q.nothing }}", "cannot be filled in"),
-    ],
-)
-def test_a_faulty_prompt_is_an_error(prompt: Any, message: str, load: Load) -> None:
-    with pytest.raises(DatasetError) as error:
-        load([ROW], **(WIDE | {"prompt": prompt}))
-    assert message in str(error.value)
-
-
-def test_a_prompt_without_columns_is_allowed_and_said(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
-    (document,) = load([ROW], **(WIDE | {"prompt": "A:"}))
-    assert document["context"] == "A:"
-    assert "the prompt names no column" in caplog.text
 
 
 # --- faults ---------------------------------------------------------------------------------
@@ -257,7 +218,16 @@ def test_a_fault_names_file_row_field_and_remedy(
         ),
         ({"c": ["a", "b"], "g": -1}, {"candidates": "c", "gold_index": "g"}, "g: is -1, and the"),
         ({"c": ["a", "b"], "g": True}, {"candidates": "c", "gold_index": "g"}, "g: is True, no wh"),
-        ({"c": ["a", "b"], "g": None}, {"candidates": "c", "gold_index": "g"}, "g: is None, no wh"),
+        (
+            {"c": [], "g": 1},
+            {"candidates": "c", "gold_index": "g"},
+            "1 1: the item has 0 candidate",
+        ),
+        (
+            {"c": ["a", "b"], "g": None},
+            {"candidates": "c", "gold_index": "g"},
+            "g: is empty, no wh",
+        ),
         ({"c": ["a", "b"], "g": [1]}, {"candidates": "c", "relevance": "g"}, "g: holds 1 numbers"),
         (
             {"c": ["a", "b"], "g": [1, "x"]},
@@ -372,31 +342,6 @@ def test_a_prompt_that_may_look_anywhere_never_looks_at_the_answer(prompt: str, 
         load([rows[0], rows[1] | {"q": "t"}], **long)
 
 
-def test_a_lookup_may_be_asked_for_and_must_exist(load: Load) -> None:
-    for asks in (
-        '{% if row["hint"] %} ({{ row["hint"] }}){% endif %}',
-        '{{ row["hint"] if row["hint"] }}',
-        '{{ row["hint"] or "" }}',
-        '{{ row["hint"] | default("", true) }}',
-        "{{ hint | d('', true) | upper }}",
-    ):
-        (document,) = load([ROW | {"hint": ""}], **(WIDE | {"prompt": f"Q: {{{{ q }}}}{asks}:"}))
-        assert document["context"] == "Q: Why?:"
-    with pytest.raises(DatasetError, match=r"prompt has .*hnt.*, which is no column"):
-        load([ROW], **(WIDE | {"prompt": '{{ row["hnt"] }}:'}))
-
-
-def test_a_template_may_have_a_row_of_its_own(load: Load) -> None:
-    table = [{"year": 1, "text": "a"}, {"year": 2, "text": "b"}]
-    prompt = "{% for row in table %}{{ row.year }}: {{ row.text }};{% endfor %}"
-    (document,) = load([ROW | {"table": table}], **(WIDE | {"prompt": prompt}))
-    assert document["context"] == "1: a;2: b;"
-    (document,) = load([ROW | {"row": "third"}], **(WIDE | {"prompt": "The {{ row }}:"}))
-    assert document["context"] == "The third:"
-    with pytest.raises(DatasetError, match="row: is empty, and the prompt needs it"):
-        load([ROW | {"row": ""}], **(WIDE | {"prompt": "The {{ row }}:"}))
-
-
 def test_whitespace_between_prompt_and_candidate_is_not_doubled(load: Load) -> None:
     spaced = WIDE | {"prompt": "Q: {{ q }}\nA: "}
     with pytest.raises(DatasetError, match="prompt: ends with whitespace, and the separator ' '"):
@@ -476,6 +421,166 @@ def test_arguments_that_say_nothing_clear_are_refused(
 ) -> None:
     with pytest.raises(DatasetError, match=message):
         load([ROW], **({"prompt": PROMPT} | arguments))
+
+
+# --- what is missing ------------------------------------------------------------------------
+
+MISSING = ["", None, math.nan]
+
+# Each way to say it, and the columns of it that may lack their value.
+ROLES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    (
+        {"q": "Why?", "k": "a", "t": "T", "good": "So.", "bad": "No."},
+        WIDE | {"id": "k", "group": "t"},
+        ("q", "k", "t", "good", "bad"),
+    ),
+    (ROW | {"bad": ["No.", "Never."]}, WIDE, ("bad[0]",)),
+    ({"q": "Why?", "c": ["a", "b"], "g": "a"}, {"candidates": "c", "gold": "g"}, ("c", "g")),
+    ({"q": "Why?", "c": ["a", "b"], "g": 1}, {"candidates": "c", "gold_index": "g"}, ("c", "g")),
+    (
+        {"q": "Why?", "a": "x", "b": "y", "c": "z", "g": 1},
+        {"candidates": ["a", "b", "c"], "gold_index": "g"},
+        ("a", "b"),
+    ),
+    (
+        {"q": "Why?", "a": "x", "b": "y", "c": "z", "r": [1, 2, 3]},
+        {"candidates": ["a", "b", "c"], "experts": "r"},
+        ("a", "r", "r[0]", "r[1]"),
+    ),
+    ({"q": "Why?", "c": ["a", "b"], "r": [1, 2]}, {"candidates": "c", "relevance": "r"}, ("r[1]",)),
+    (
+        {"q": "Why?", "k": "a", "t": "x", "ok": 1},
+        {"id": "k", "candidate": "t", "label": "ok"},
+        ("q", "k", "t", "ok"),
+    ),
+    (
+        {"q": "Why?", "k": "a", "t": "x", "r": 1},
+        {"id": "k", "candidate": "t", "experts": "r"},
+        ("r",),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "role"),
+    [(row, arguments, role) for row, arguments, roles in ROLES for role in roles],
+)
+def test_what_is_missing_is_the_same_however_it_is_written(
+    row: dict[str, Any], arguments: dict[str, Any], role: str, load: Load
+) -> None:
+    outcomes = []
+    column, _, index = role.removesuffix("]").partition("[")
+    for missing in MISSING:
+        value = missing
+        if index:
+            value = list(row[column])
+            value[int(index)] = missing
+        # A second row, where each row is a candidate.
+        rows = [row | {column: value}]
+        if "candidate" in arguments:
+            rows.append(row | {"t": "y", **({"ok": 0} if "ok" in row else {"r": 2})})
+        try:
+            outcomes.append(load(rows, **({"prompt": PROMPT} | arguments)))
+        except DatasetError as error:
+            outcomes.append(str(error))
+        assert "nan" not in str(outcomes[-1]).lower()
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+COLUMNS = ["o0", "o1", "o2", "o3"]
+
+
+def wide(blanks: set[int], missing: Any, **others: Any) -> dict[str, Any]:
+    texts = {f"o{n}": missing if n in blanks else f"a{n}" for n in range(4)}
+    return {"q": "Why?", **texts, **others}
+
+
+def loaded(row: dict[str, Any], suffix: str, **arguments: Any) -> dict[str, Any]:
+    """The document of a row, read from a file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a{suffix}")
+        with path.open("w", encoding="utf-8", newline="") as file:
+            if suffix == ".csv":
+                writer = csv.DictWriter(file, row)
+                writer.writeheader()
+                writer.writerow(row)
+            else:
+                file.write(json.dumps(row) + "\n")
+        (document,) = generic.load(str(path), PROMPT, candidates=COLUMNS, **arguments)["test"]
+    return document
+
+
+BLANKS = st.sets(st.integers(0, 3))
+WRITTEN = st.sampled_from([(".csv", ""), (".jsonl", ""), (".jsonl", None), (".jsonl", math.nan)])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 3), BLANKS, WRITTEN)
+def test_the_gold_index_counts_columns_and_never_names_another_text(
+    gold: int, blanks: set[int], written: tuple[str, Any]
+) -> None:
+    suffix, missing = written
+    row = wide(blanks, missing, answer=gold)
+    if gold in blanks:
+        with pytest.raises(DatasetError, match=f"answer: is {gold}, and o{gold}, .* is empty"):
+            loaded(row, suffix, gold_index="answer")
+    elif len(blanks) > 2:
+        with pytest.raises(DatasetError, match=r"the item has 1 candidate"):
+            loaded(row, suffix, gold_index="answer")
+    else:
+        document = loaded(row, suffix, gold_index="answer")
+        assert document["candidates"][document["gold"]] == f"a{gold}"
+        assert set(document["candidates"]) == {f"a{n}" for n in range(4) if n not in blanks}
+
+
+@settings(deadline=None)
+@given(BLANKS, st.sets(st.integers(0, 3)), WRITTEN, st.sampled_from(["relevance", "experts"]))
+def test_grades_count_columns_and_never_pass_to_another_text(
+    blanks: set[int], unjudged: set[int], written: tuple[str, Any], argument: str
+) -> None:
+    suffix, missing = written
+    grades = [None if n in unjudged else n + 1 for n in range(4)]
+    row = wide(blanks, missing, g=json.dumps(grades) if suffix == ".csv" else grades)
+    judged = {n for n in range(4) if n not in blanks | unjudged}
+    if lost := sorted(blanks - unjudged):
+        with pytest.raises(
+            DatasetError, match=rf"g\[{lost[0]}\]: is {lost[0] + 1}, and o{lost[0]}"
+        ):
+            loaded(row, suffix, **{argument: "g"})
+    elif len(judged) < 2:
+        with pytest.raises(DatasetError, match=r"no expert judges two|the item has \d candidate"):
+            loaded(row, suffix, **{argument: "g"})
+    else:
+        document = loaded(row, suffix, **{argument: "g"})
+        (found,) = document["judgements"]
+        sign = -1 if argument == "experts" else 1
+        assert dict(zip(document["candidates"], found, strict=True)) == {
+            f"a{n}": sign * (n + 1) if n in judged else None for n in range(4) if n not in blanks
+        }
+
+
+def test_a_list_for_the_candidates_that_are_there_alone_is_refused(load: Load) -> None:
+    row = wide({1}, "", g=[1, 2, 3])
+    with pytest.raises(DatasetError, match="holds 3 numbers for 4 candidates, empty ones among"):
+        load([row], prompt=PROMPT, candidates=COLUMNS, experts="g")
+
+
+@pytest.mark.parametrize("value", ['["x"]', "[]", '["x", "y"]'])
+def test_each_of_several_columns_has_one_text_and_no_list(value: str, load: Load) -> None:
+    row = wide(set(), "", answer=2) | {"o1": value}
+    for as_csv in (True, False):
+        arguments = {"prompt": PROMPT, "candidates": COLUMNS, "gold_index": "answer"}
+        (document,) = load([row], csv=as_csv, **arguments)
+        assert set(document["candidates"]) == {"a0", value, "a2", "a3"}
+        assert document["candidates"][document["gold"]] == "a2"
+    with pytest.raises(DatasetError, match=r"o1: is \[.*, not text"):
+        load([row | {"o1": json.loads(value)}], **arguments)
+
+
+@pytest.mark.parametrize("hole", ['""', "null", "NaN"])
+def test_a_hole_in_a_list_of_a_cell_is_a_fault(hole: str, load: Load) -> None:
+    with pytest.raises(DatasetError, match=r"bad\[1\]: is empty"):
+        load([ROW | {"bad": f'["No.", {hole}]'}], csv=True, **WIDE)
 
 
 # --- experts --------------------------------------------------------------------------------

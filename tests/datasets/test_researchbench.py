@@ -4,91 +4,27 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
+import re
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-import datasets
 import pytest
-from huggingface_hub import constants, errors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_hyprank.datasets import demo, researchbench
 from lm_eval_hyprank.datasets.findings import DatasetError
-from lm_eval_hyprank.datasets.researchbench import document, load, locate, other_paper
+from lm_eval_hyprank.datasets.researchbench import document, load, locate, other_paper, prompt
 from lm_eval_hyprank.datasets.validation import DISCIPLINES, PAPERS_FILE, RANKING_FILE
 from lm_eval_hyprank.datasets.validation import Paper as PaperRecord
+from tests.conftest import TASK_CONFIGS
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows, Rows], Path]
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PAGE = "https://huggingface.co/datasets/ankilok/ResearchBench"
-REMEDIES = (PAGE, "hf auth login", "HF_TOKEN", """--metadata '{"dataset_path": "DIR"}'""")
-
-# Any use of the network fails at once, as on a machine without one.
-NO_NETWORK = """
-import socket
-def refuse(*args, **kwargs):
-    raise OSError(101, "Network is unreachable")
-socket.getaddrinfo = refuse
-socket.socket.connect = refuse
-"""
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_hub() -> Iterator[None]:
-    researchbench._from_hub.cache_clear()
-    yield
-    researchbench._from_hub.cache_clear()
-
-
-@pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache, and a hub that is not there."""
-    cache = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # whatever the user has set
-    monkeypatch.setattr(researchbench, "get_hf_file_metadata", raising(OSError("no route")))
-    return cache
-
-
-@pytest.fixture
-def cached_snapshot(hub_cache: Path, valid_folder: Path) -> Path:
-    return fill_cache(hub_cache, valid_folder)
-
-
-def fill_cache(cache: Path, folder: Path) -> Path:
-    """Puts the folder into a hub cache as the main branch; returns the snapshot."""
-    repository = cache / "datasets--ankilok--ResearchBench"
-    snapshot = repository / "snapshots" / COMMIT
-    shutil.copytree(folder, snapshot)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT, encoding="utf-8")
-    return snapshot
-
-
-def raising(error: Exception) -> Callable[..., NoReturn]:
-    def raise_it(*args: object, **kwargs: object) -> NoReturn:
-        raise error
-
-    return raise_it
-
-
-def http_error(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPError:
-    # A real response's class depends on the version of huggingface_hub.
-    error = kind.__new__(kind)
-    Exception.__init__(error, f"{status} from the hub")
-    error.response = SimpleNamespace(status_code=status)  # type: ignore[assignment]
-    return error
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -209,7 +145,7 @@ def test_document_loses_nothing(texts: list[str], layout: str, sample_id: str) -
         tuple(negatives[:5]),
         tuple(negatives[5:]),
     )
-    made = document(paper, layout)
+    made = document(paper, layout, prompt(paper, layout))
     gap = made["separator"]
     assert made["context"] == "".join(
         ["Background:", gap, survey, "\nResearch Question:", gap, question, "\nHypothesis:"]
@@ -400,9 +336,16 @@ def test_discipline(valid_folder: Path) -> None:
 def test_discipline_without_papers(
     write_folder: Write, ranking_rows: Rows, paper_rows: Rows
 ) -> None:
-    folder = write_folder(ranking_rows[:2], paper_rows)
-    with pytest.raises(DatasetError, match=r"'Law'; present: Astronomy, Biology$"):
+    folder = write_folder([ranking_rows[0], ranking_rows[3]], paper_rows)
+    with pytest.raises(
+        DatasetError, match=r"'Law'; present: Astronomy, Cell Biology\. Run "
+    ) as error:
         load(folder, discipline="Law")
+    named = re.findall(r"researchbench_energy\w*", str(error.value))
+    assert named == [f"researchbench_energy{end}" for end in ("_astronomy", "_cell_biology", "")]
+    # They are the names of tasks.
+    folder = TASK_CONFIGS / "researchbench"
+    assert {f"{name}.yaml" for name in named} <= {path.name for path in folder.rglob("*.yaml")}
 
 
 def test_findings_refuse_the_data(
@@ -505,119 +448,3 @@ def test_path_that_is_none(path: Any) -> None:
 def test_revision_that_is_no_text() -> None:
     with pytest.raises(DatasetError, match=r"dataset_revision is 120000\.0, not text"):
         load(dataset_revision=12e4)  # type: ignore[arg-type]
-
-
-HUB_ERRORS = {
-    "gated": (http_error(errors.GatedRepoError, 403), "it is gated"),
-    "not logged in": (http_error(errors.RepositoryNotFoundError, 401), "you are not logged in"),
-    "bad token": (http_error(errors.HfHubHTTPError, 401), "the token is invalid"),
-    "no revision": (http_error(errors.RevisionNotFoundError, 404), "no revision 'v9'"),
-    "no entry": (http_error(errors.RemoteEntryNotFoundError, 404), "revision 'v9' lacks ranking/"),
-    "hub down": (http_error(errors.HfHubHTTPError, 503), "could not be reached (HfHubHTTPError"),
-    "no network": (ConnectionError("refused"), "could not be reached (ConnectionError: refused)"),
-    "offline": (errors.OfflineModeIsEnabled("offline"), "offline mode is on"),
-}
-
-
-@pytest.mark.parametrize("name", HUB_ERRORS)
-@pytest.mark.parametrize("asked", ["get_hf_file_metadata", "hf_hub_download"])
-def test_hub_error(name: str, asked: str, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error, reason = HUB_ERRORS[name]
-    # Both places where the hub may refuse: the first question, and the download itself.
-    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
-    monkeypatch.setattr(researchbench, asked, raising(error))
-    with pytest.raises(DatasetError) as caught:
-        load(dataset_revision="v9")
-    assert caught.value.__cause__ is error
-    assert reason in str(caught.value)
-    for remedy in REMEDIES:
-        assert remedy in str(caught.value)
-
-
-def test_connection_lost_after_the_first_answer(
-    hub_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
-    error = errors.LocalEntryNotFoundError("no connection and no copy")
-    monkeypatch.setattr(researchbench, "hf_hub_download", raising(error))
-    with pytest.raises(DatasetError, match=r"could not be reached \(LocalEntryNotFoundError"):
-        load()
-
-
-def test_hub_that_never_answers(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    never = Event()
-    monkeypatch.setattr(researchbench, "ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *a, **k: never.wait())
-    start = time.monotonic()
-    with pytest.raises(DatasetError, match=r"no answer within 0\.01 s"):
-        load()
-    assert time.monotonic() - start < 2
-    never.set()
-
-
-def test_download_takes_both_files_from_one_commit(
-    hub_cache: Path, valid_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = fill_cache(hub_cache, valid_folder)
-    asked = []
-
-    def download(repository: str, file: str, **arguments: Any) -> str:
-        asked.append((repository, file, arguments))
-        return str(snapshot / file)
-
-    monkeypatch.setattr(researchbench, "get_hf_file_metadata", lambda *args, **kwargs: None)
-    monkeypatch.setattr(researchbench, "hf_hub_download", download)
-    for discipline in (None, "Law"):
-        load(dataset_revision="v1", discipline=discipline)
-    common = {"repo_type": "dataset", "local_files_only": False}
-    assert asked == [
-        ("ankilok/ResearchBench", RANKING_FILE, {"revision": "v1", **common}),
-        ("ankilok/ResearchBench", PAPERS_FILE, {"revision": COMMIT, **common}),
-    ]
-
-
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
-def test_cached_copy_where_the_hub_is_not_there(
-    revision: str | None, cached_snapshot: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert len(load(dataset_revision=revision)["test"]) == 12
-    assert "no route" in caplog.text
-    assert str(cached_snapshot) in caplog.text
-
-
-def test_cached_copy_lacks_a_file(cached_snapshot: Path) -> None:
-    (cached_snapshot / PAPERS_FILE).unlink()
-    with pytest.raises(DatasetError, match=r"could not be reached \(OSError: no route"):
-        load()
-
-
-LOAD_TIMED = """
-import time
-from lm_eval_hyprank.datasets.researchbench import load
-start = time.monotonic()
-try:
-    print(len(load({path!r})["test"]))
-except ValueError as error:
-    print(type(error).__name__, error)
-print(time.monotonic() - start)
-"""
-
-
-@pytest.mark.parametrize("switch", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", None])
-def test_no_network(switch: str | None, tmp_path: Path, valid_folder: Path) -> None:
-    environment = {"HF_HOME": str(tmp_path / "home")} | ({switch: "1"} if switch else {})
-    failed = python(NO_NETWORK + LOAD_TIMED.format(path=None), **environment)
-    *message, seconds = failed.stdout.splitlines()
-    assert message[0].startswith("DatasetError"), failed.stderr
-    for remedy in REMEDIES:
-        assert remedy in "\n".join(message)
-    assert float(seconds) < 10
-    reason = "offline mode is on" if switch else "the hub could not be reached"
-    assert reason in message[0]
-
-    local = python(NO_NETWORK + LOAD_TIMED.format(path=str(valid_folder)), **environment)
-    assert local.stdout.splitlines()[0] == "12", local.stderr
-
-    fill_cache(tmp_path / "home" / "hub", valid_folder)
-    cached = python(NO_NETWORK + LOAD_TIMED.format(path=None), **environment)
-    assert cached.stdout.splitlines()[0] == "12", cached.stderr

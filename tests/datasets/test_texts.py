@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_hyprank.datasets.texts import clean, printable
+from lm_eval_hyprank.datasets.texts import clean, printable, single_braces
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_printable_is_one_line_that_can_be_encoded(text: str) -> None:
 
 def test_printable_escapes() -> None:
     assert printable("a\n\0\ud800\u03b1") == r"a\n\x00\ud800" + "\u03b1"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{q}", ("q", "{q}")),
+        ("a { my col } {{ q }}", ("my col", "{ my col }")),
+        ("{b+c} {q}", ("q", "{q}")),
+        ("{{ q }} {{q}} {other} {{{ q }}} q", None),
+        ("{bxc} {}", None),
+    ],
+)
+def test_a_name_in_single_braces_is_found(text: str, found: tuple[str, str] | None) -> None:
+    assert single_braces(text, ["q", "my col", "b+c"]) == found
+    assert single_braces(text, []) is None
