@@ -33,7 +33,7 @@ from lm_eval_hyprank.report.intervals import (
     paper_metrics,
     with_misses,
 )
-from lm_eval_hyprank.report.runs import Runs, read_runs
+from lm_eval_hyprank.report.runs import Run, Runs, read_runs
 
 PUBLISHED = Path(__file__).with_name("published.json")
 
@@ -83,24 +83,42 @@ def commands(output: Path, extra: Sequence[str] = ()) -> Iterator[list[str]]:
            "--tasks", JUDGE_TASK, "--apply_chat_template", *shared]  # fmt: skip
 
 
+def study_name(run: Run) -> str | None:
+    """The study's name of a run's model, if the study ran that model on that task."""
+    known = {model.hub.rpartition("/")[2].lower(): model.name for model in MODELS}
+    known["gpt-5"] = JUDGE
+    name = known.get(run.pretrained.rstrip("/").rpartition("/")[2].lower())
+    return name if run.name == (JUDGE_TASK if name == JUDGE else ENERGY_TASK) else None
+
+
+def asked_otherwise(run: Run) -> bool:
+    """Whether the run has the task ask in another way than the study's."""
+    return "options" in run.details
+
+
 def names(runs: Runs) -> dict[str, str]:
-    """The study's name of each model label that is one of its models.
+    """The study's name of each model label that is one of its models, asked as the study asked.
 
     Raises:
         ReportError: Two of the models read are the same model of the study.
     """
-    known = {model.hub.rpartition("/")[2].lower(): model.name for model in MODELS}
-    known["gpt-5"] = JUDGE
     found = {}
     for run in runs.runs:
-        name = known.get(run.pretrained.rstrip("/").rpartition("/")[2].lower())
-        if name and run.name == (JUDGE_TASK if name == JUDGE else ENERGY_TASK):
+        name = study_name(run)
+        if name and not asked_otherwise(run):
             found[run.model] = name
     for name, count in Counter(found.values()).items():
         if count > 1:
             labels = sorted(label for label, other in found.items() if other == name)
             raise ReportError(f"{', '.join(labels)} are all {name}; give the folders of one only")
     return found
+
+
+def left_out(runs: Runs) -> str:
+    """Names the runs of the study's models that asked in another way; empty if none did."""
+    others = [run for run in runs.runs if study_name(run) and asked_otherwise(run)]
+    listed = ", ".join(f"{run.model} on {run.task}" for run in others)
+    return f"Left out, for the study asked otherwise: {listed}." if others else ""
 
 
 def study_scores(runs: Runs, named: Mapping[str, str]) -> pd.DataFrame:
@@ -110,8 +128,11 @@ def study_scores(runs: Runs, named: Mapping[str, str]) -> pd.DataFrame:
         ReportError: A model was run on the study's task with several options.
     """
     systems = runs.systems[runs.systems["model"].isin(named) & (runs.systems["control"] == "")]
-    energy = (systems["kind"] == "energy") & systems["scorer"].isin(["nll", "raw"])
-    systems = systems[energy | (systems["name"] == JUDGE_TASK)]
+    otherwise = [place for place, run in enumerate(runs.runs) if asked_otherwise(run)]
+    systems = systems[~systems["run"].isin(otherwise)]
+    judge = systems["model"].map(named) == JUDGE
+    energy = ~judge & (systems["kind"] == "energy") & systems["scorer"].isin(["nll", "raw"])
+    systems = systems[energy | (judge & (systems["name"] == JUDGE_TASK))]
     # A scorer that tasks share may stand under another one.
     own = systems["name"].isin([ENERGY_TASK, JUDGE_TASK])
     systems = systems[own | ~own.groupby([systems["model"], systems["scorer"]]).transform("any")]
@@ -196,9 +217,12 @@ def report(runs: Runs, published: Mapping[str, Any], settings: Settings) -> str:
         ReportError: None of the study's models is among the runs, or one is there twice.
     """
     named = names(runs)
+    otherwise = left_out(runs)
     if not named:
         known = ", ".join(model.hub for model in MODELS)
-        raise ReportError(f"no run of the study's models ({known}, gpt-5) in these folders")
+        raise ReportError(
+            f"no run of the study's models ({known}, gpt-5) in these folders. {otherwise}".rstrip()
+        )
     papers = study_papers(runs, named)
     table = compare(papers, published, settings)
     count = papers["paper_id"].nunique()
@@ -212,6 +236,8 @@ def report(runs: Runs, published: Mapping[str, Any], settings: Settings) -> str:
     missing = [name for name in (*(m.name for m in MODELS), JUDGE) if name not in named.values()]
     if missing:
         lines += [f"Not run: {', '.join(missing)}.", ""]
+    if otherwise:
+        lines += [otherwise, ""]
     covered = table["covered"].dropna()
     lines += [
         f"{int(covered.sum())} of {len(covered)} intervals cover the published value.",

@@ -25,6 +25,7 @@ SCHEMA_VERSION = "0.3.0"
 """Version of the "Every Eval Ever" schema that is written."""
 
 _HEADLINE = "hit@1"
+_HOW = ("generation", "chat_template", "system_instruction")
 LOWER_IS_BETTER = ("chose_shown_first", "contradiction", "both_wrong")
 """The metrics, all of judges, that are better when lower; as the YAML of their tasks says."""
 _ENGINES = {"hf": "transformers", "hf-energy": "transformers", "vllm": "vllm"}
@@ -34,7 +35,8 @@ def exports(report: Report) -> dict[str, str]:
     """Makes all files, from their paths below the export folder to their texts.
 
     A run with ``--limit`` is no result to publish and has none; so has a system without a model.
-    The hub's file exists for runs on the hub's own copy of the data only.
+    The hub's file exists for runs on the hub's own copy of the data only, asked as the task is by
+    itself: there its number stands beside those of others. Elsewhere the options stand beside it.
     """
     files: dict[str, str] = {}
     by_model: dict[str, list[EvalResultEntry]] = {}
@@ -50,7 +52,7 @@ def exports(report: Report) -> dict[str, str]:
             continue
         record = _record(report, run, systems)
         files[_record_path(record, run)] = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        if "dataset" in run:
+        if "dataset" in run and "options" not in run:
             entries = by_model.setdefault(run["model"], [])
             entries += [_hub_entry(report, run, system) for system in systems]
     for model, entries in by_model.items():
@@ -87,6 +89,7 @@ def _hub_entry(report: Report, run: Report, system: Report) -> EvalResultEntry:
         )
     if system["invalid"]:
         notes.append(f"{system['invalid']} papers invalid")
+    notes += [f"{name.replace('_', ' ')} {run[name]}" for name in _HOW if name in run]
     notes.append(f"lm_eval_hyprank {report['version']}")
     return EvalResultEntry(
         dataset_id=run["dataset"],
@@ -171,6 +174,7 @@ def _results(report: Report, run: Report, systems: list[Report]) -> Iterator[dic
                     },
                 }
             details = {"scorer": system["scorer"], "invalid": str(system["invalid"])}
+            details |= {name: run[name] for name in ("options", *_HOW) if name in run}
             if "parse_rate" in system:
                 details["parse_rate"] = repr(system["parse_rate"])
             yield {

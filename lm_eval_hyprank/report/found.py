@@ -6,12 +6,12 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 KINDS = ("energy", "judge", "judge_psc", "pairwise", "embedding")
-"""The kinds of task a report can show; a task says its kind in its YAML's metadata."""
+"""The kinds of task a report can show."""
 
 LIST_JUDGES = ("judge", "judge_psc")
 """Judges that rank only some candidates; the others are one tied group behind them."""
@@ -22,23 +22,46 @@ JUDGES = (*LIST_JUDGES, "pairwise")
 SCORERS = ("candidate_score", "embedding_score")
 """This package's filters that score candidates."""
 
+# What a task's filters say of its kind. Its metadata would not do: a YAML that includes one of ours
+# and has metadata of its own loses ours.
+_KIND_OF = {
+    "candidate_score": "energy",
+    "embedding_score": "embedding",
+    "judge_ranking": "judge",
+    "judge_verdict": "pairwise",
+}
+
+# How --metadata may have a task ask: what holds without it, and the kinds that read it. lm-eval
+# hands all of it to every task of a call.
+_ASKING: dict[str, tuple[str, tuple[str, ...]]] = {
+    "background": ("true", JUDGES),
+    "discipline": ("none", KINDS),
+    "layout": ("inline", ("energy", "embedding")),
+    "num_orders": ("5", ("judge_psc",)),
+    "order": ("seed", ("judge",)),
+    "order_seed": ("0", LIST_JUDGES),
+    "template": ("none", JUDGES),
+}
+_SHOTS = "num_fewshot"
+
 _DATED = re.compile(r"_(\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?)\.json$")
 
-# Arguments that change how a model is run, not what it answers, and those nobody should see.
-_RUNNING_ARGS = {
+RUNNING_ARGS = {
     *("batch_size", "max_batch_size", "device", "device_map", "device_map_option", "parallelize"),
     *("gpus", "max_memory_per_gpu", "max_cpu_memory", "offload_folder", "low_cpu_mem_usage"),
-    *("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "cache_dir"),
+    *("tensor_parallel_size", "data_parallel_size", "tp_plan", "gpu_memory_utilization"),
+    "cache_dir",
     *("trust_remote_code", "token_scores", "tokenized_requests", "seed"),
     *("num_concurrent", "max_retries", "timeout", "verify_certificate"),
     *("token", "auth_token", "api_key", "header"),
 }
+"""Arguments that change how a model is run, not what it answers, and those nobody should see."""
+
 # Metadata that says what a task is, where its data lie (which are compared themselves) or what
 # else is written.
 _TASK_METADATA = {
     *("version", "config_source", "kind", "control", "control_of", "only"),
-    *("dataset_path", "dataset_revision", "skip_invalid", "discipline"),
-    "token_scores",
+    *("dataset_path", "dataset_revision", "skip_invalid", "token_scores"),
 }
 _NOT_ASKED_FOR = "not among the tasks asked for"
 NAME_ARGS = ("pretrained", "model", "path", "engine")
@@ -62,6 +85,7 @@ class Found:
         leaves: The tasks with samples: the task, or the group's members.
         model: Short name of the model; empty until `label` gives it.
         task_label: Name of the task for display; empty until `label` gives it.
+        replaces: Older runs of all papers that this one is taken in place of.
     """
 
     root: Path
@@ -72,6 +96,7 @@ class Found:
     leaves: tuple[str, ...]
     model: str = ""
     task_label: str = ""
+    replaces: list[Found] = field(default_factory=list)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -97,8 +122,14 @@ class Found:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
-        return str(self.metadata.get("kind") or "energy")
+        """One of `KINDS`; empty for a task of others."""
+        functions = [step.get("function") for _, step in self.filter_steps()]
+        kind = next((_KIND_OF[name] for name in functions if name in _KIND_OF), "")
+        if kind == "judge":
+            # lm-eval writes the function's source, which begins with its name.
+            results = str(self.config.get("process_results")).partition("(")[0]
+            return "judge_psc" if "psc_results" in results else kind
+        return kind
 
     @property
     def control(self) -> str:
@@ -122,6 +153,12 @@ class Found:
         return ours.get("model_fingerprint")
 
     @property
+    def hashes(self) -> list[str | None]:
+        """lm-eval's hash of all papers, prompts and targets of each of the leaves."""
+        hashes = self.results.get("task_hashes") or {}
+        return [hashes.get(leaf) for leaf in self.leaves]
+
+    @property
     def date(self) -> float:
         """When the run began, seconds since 1970; 0 if it does not say."""
         return float(self.results.get("date") or 0.0)
@@ -143,21 +180,43 @@ class Found:
 
     def model_options(self) -> dict[str, str]:
         """What tells this model from others, apart from its fingerprint."""
-        options = {k: v for k, v in self.model_args().items() if k not in _RUNNING_ARGS}
+        options = {k: v for k, v in self.model_args().items() if k not in RUNNING_ARGS}
         for name in ("chat_template_sha", "system_instruction_sha"):
             if self.results.get(name):
                 options[name.removesuffix("_sha")] = str(self.results[name])[:8]
         return options
 
+    def asked_options(self) -> dict[str, str]:
+        """In what the task was asked otherwise than it is by itself."""
+        own = self._own_metadata()
+        options = {
+            name: str(own[name])
+            for name, (default, kinds) in _ASKING.items()
+            if name in own and self.kind in kinds and str(own[name]).lower() != default
+        }
+        if shots := (self.results.get("n-shot") or {}).get(self.leaves[0]):
+            options[_SHOTS] = str(shots)
+        return options
+
+    def generation_options(self) -> dict[str, str]:
+        """What ``--gen_kwargs`` said, of a task that generates."""
+        settings = self.config.get("generation_kwargs") or {}
+        given = self.run_config.get("gen_kwargs") or {}
+        return {key: str(settings[key]) for key in sorted(given) if key in settings}
+
     def task_options(self) -> dict[str, str]:
         """What tells this run of the task from others, apart from the model and the data."""
-        own = self.metadata.keys() - self.model_args().keys() - _TASK_METADATA
-        options = {key: str(self.metadata[key]) for key in sorted(own)}
+        own = self._own_metadata()
+        others = sorted(own.keys() - _TASK_METADATA - _ASKING.keys())
+        options = {key: str(own[key]) for key in others}
         generation = self.config.get("generation_kwargs") or {}
         options |= {key: str(value) for key, value in sorted(generation.items())}
-        if shots := (self.results.get("n-shot") or {}).get(self.leaves[0]):
-            options["num_fewshot"] = str(shots)
-        return options
+        return options | self.asked_options()
+
+    def _own_metadata(self) -> dict[str, Any]:
+        """The task's metadata without the model's arguments."""
+        arguments = self.model_args()
+        return {key: value for key, value in self.metadata.items() if key not in arguments}
 
     def model_identity(self) -> tuple[Any, ...]:
         """Equal for the same weights asked in the same way, wherever the model lies."""
@@ -269,10 +328,7 @@ def _is_a_part(config: Mapping[str, Any]) -> bool:
 
 def _why_left_out(run: Found, tasks: Collection[str]) -> str:
     """Why a run has no place in a report; empty if it has one."""
-    if run.metadata.get("kind") == "expert":
-        return "ranked against experts and not a gold; lm-eval's own table has its metrics"
-    scored = any(step.get("function") in SCORERS for _, step in run.filter_steps())
-    if run.metadata.get("kind") not in KINDS and not scored:
+    if not run.kind:
         return "not a hypothesis-ranking task"
     if tasks and run.task not in tasks and run.control_of not in tasks:
         return _NOT_ASKED_FOR
@@ -296,6 +352,8 @@ def newest(found: list[Found], files: dict[str, list[dict[str, str]]]) -> list[F
         for run in older:
             papers, total = run.papers
             why = f"has {papers} of {total} papers" if papers < total else "older"
+            if papers == total:
+                best.replaces.append(run)
             files["superseded"].append(
                 {
                     "file": run.names()[0],
@@ -325,7 +383,11 @@ def _base_name(run: Found) -> str:
 
 
 def label(runs: list[Found]) -> None:
-    """Gives every model and task a short name, longer only where two would be the same."""
+    """Gives every model and task a short name.
+
+    A model's is longer only where two would be the same. A task's has the options with which it was
+    asked, and those in which its runs differ, whichever model's they are.
+    """
     by_name: dict[str, list[Found]] = defaultdict(list)
     for run in runs:
         by_name[_base_name(run)].append(run)
@@ -341,24 +403,29 @@ def label(runs: list[Found]) -> None:
                     labels[key] += f" [{(run.fingerprint or 'no fingerprint')[:8]}]"
         for run in group:
             run.model = labels[run.model_identity()]
-    by_task: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    by_task: dict[str, list[Found]] = defaultdict(list)
     for run in runs:
-        by_task[run.model, run.task].append(run)
-    for (_, task), group in by_task.items():
-        labels = _told_apart(task, {run.identity(): run.task_options() for run in group})
+        by_task[run.task].append(run)
+    for task, group in by_task.items():
+        options = {run.identity(): run.task_options() for run in group}
+        labels = _told_apart(task, options, shown=(*_ASKING, _SHOTS))
         for run in group:
             run.task_label = labels[run.identity()]
 
 
 def _told_apart(
-    name: str, options: Mapping[tuple[Any, ...], Mapping[str, str]]
+    name: str,
+    options: Mapping[tuple[Any, ...], Mapping[str, str]],
+    shown: Collection[str] = (),
 ) -> dict[tuple[Any, ...], str]:
-    """The name, and behind it those options in which the bearers of the name differ."""
+    """The name, and behind it the options in which its bearers differ, and those always shown."""
     keys = sorted({key for one in options.values() for key in one})
-    differing = [key for key in keys if len({one.get(key) for one in options.values()}) > 1]
+    told = [
+        key for key in keys if key in shown or len({one.get(key) for one in options.values()}) > 1
+    ]
     labels = {}
     for identity, one in options.items():
-        words = [f"{key}={one[key]}" for key in differing if key in one]
+        words = [f"{key}={one[key]}" for key in told if key in one]
         labels[identity] = f"{name} ({', '.join(words)})".replace("|", "¦") if words else name
     return labels
 

@@ -28,7 +28,7 @@ from lm_eval_hyprank.report.found import (
     last_part,
     newest,
 )
-from lm_eval_hyprank.report.samples import Loaded, SeveralGolds, load
+from lm_eval_hyprank.report.samples import Loaded, NoSingleGold, load
 from lm_eval_hyprank.report.sharing import (
     NO_MODEL_SCORES,
     controls_homes,
@@ -67,7 +67,8 @@ class Run:
 
     Attributes:
         model: Short name of the model, unique among the runs read.
-        task: Name of the task, with the options in which repeats of it differ.
+        task: Name of the task, with the options with which it was asked or in which its runs
+            differ.
         name: Name of the task in lm-eval.
         kind: One of `KINDS`.
         control: What a control leaves out of the prompt; empty for a task that is none.
@@ -77,7 +78,8 @@ class Run:
         source: lm-eval's name for the kind of model, such as ``hf``.
         pretrained: The model as lm-eval was given it; of a folder its name alone, which is all
             that means anything elsewhere.
-        details: What else the run says of the model and the software.
+        details: What else the run says of the model, the software and how it asked: ``options``
+            and ``generation`` are there only if the task was asked otherwise than it is by itself.
         papers: Number of papers in the run.
         total: Number of papers in the task; more than ``papers`` in a run with ``--limit``.
         truncated: Papers whose context was cut to fit the model.
@@ -164,8 +166,10 @@ def read_runs(folders: Sequence[Path], tasks: Collection[str] = ()) -> Runs:
     for run in chosen:
         try:
             loaded.append(load(run))
-        except SeveralGolds as error:
+        except NoSingleGold as error:
             files["left_out"].append({"file": run.names()[0], "why": f"{run.task}: {error}"})
+        else:
+            _refuse_other_data(loaded[-1])
     if not loaded:
         why = "".join(f"\n  {entry['file']}: {entry['why']}" for entry in files["left_out"])
         raise ReportError(
@@ -179,6 +183,26 @@ def read_runs(folders: Sequence[Path], tasks: Collection[str] = ()) -> Runs:
 
 
 # --- comparing -------------------------------------------------------------------------------
+
+
+def _refuse_other_data(loaded: Loaded) -> None:
+    """Stops where a run would be taken in place of one on other papers.
+
+    Equal hashes are equal papers. Others may be too, from another number of processes, say, or with
+    a scorer more: the papers themselves are compared.
+    """
+    found = loaded.found
+    for older in found.replaces:
+        alike = older.hashes == found.hashes and None not in older.hashes
+        if alike or older.version != found.version:
+            continue
+        older.model, older.task_label = found.model, found.task_label
+        try:
+            replaced = load(older)
+        except ReportError:
+            continue  # what is broken does no harm where a newer run takes its place
+        _same_papers(loaded, replaced)
+        _same_contexts(loaded, replaced)
 
 
 def _refuse_mixtures(loaded: Sequence[Loaded]) -> None:
@@ -221,11 +245,15 @@ def _refuse_mixtures(loaded: Sequence[Loaded]) -> None:
 
 def _mixture(one: Loaded, other: Loaded, difference: str, behind: bool = True) -> ReportError:
     """The error; `behind` says whether a new run of one of the two can make up the difference."""
+    remedy = "put the runs in two folders and run `hyprank report` on either"
+    if one.found.task != other.found.task:
+        remedy += ", or name the task with --task"
+    if behind and one.found.identity() != other.found.identity():
+        remedy += "; or run the model that is behind again"
     return ReportError(
         f"these runs do not belong in one report: {difference}.\n"
         f"  one:   {one.where()}\n  other: {other.where()}\n"
-        "Make a report of each: put the runs in two folders and run `hyprank report` on either, or "
-        "name the task with --task" + ("; or run the model that is behind again" if behind else "")
+        f"Make a report of each: {remedy}"
     )
 
 
@@ -265,7 +293,7 @@ def _same_papers(one: Loaded, other: Loaded) -> None:
 
 def _same_contexts(one: Loaded, other: Loaded) -> None:
     for paper_id, paper in one.papers.items():
-        context = other.papers[paper_id].context
+        context, separator = other.papers[paper_id].context, other.papers[paper_id].separator
         if paper.context != context:
             at = next(
                 (i for i, (a, b) in enumerate(zip(paper.context, context, strict=False)) if a != b),
@@ -278,15 +306,29 @@ def _same_contexts(one: Loaded, other: Loaded) -> None:
                 f"({paper.context[at : at + 24]!r} and {context[at : at + 24]!r}); see the option "
                 "layout",
             )
+        if paper.separator != separator:
+            raise _mixture(
+                one,
+                other,
+                f"between prompt and candidates of paper {paper_id} stands {paper.separator!r} and "
+                f"{separator!r}; see the option separator",
+            )
 
 
 def _same_question(one: Loaded, other: Loaded) -> None:
-    """Whether a control is put to the model as its task is, but for what it leaves out."""
+    """Whether a control is put to the same model as its task is, but for what it leaves out."""
     asked = [
-        {"layout": "inline"} | run.found.task_options() | run.found.model_options()
+        {"layout": "inline"} | run.found.asked_options() | run.found.model_options()
         for run in (one, other)
     ]
-    for option in ("layout", "num_fewshot", "chat_template", "system_instruction"):
+    prints = [run.found.fingerprint for run in (one, other)]
+    if None not in prints:
+        for options, fingerprint in zip(asked, prints, strict=True):
+            options["the model's fingerprint"] = str(fingerprint)
+    for option in (
+        *("layout", "num_fewshot", "chat_template", "system_instruction"),
+        "the model's fingerprint",
+    ):
         values = [options.get(option, "none") for options in asked]
         if values[0] != values[1]:
             raise ReportError(
@@ -497,6 +539,12 @@ def _run(loaded: Loaded) -> Run:
         "plugin_version": (results.get("hyprank") or {}).get("version"),
         "dataset": REPOSITORY if _on_hub(found) else None,
         "dataset_revision": found.metadata.get("dataset_revision"),
+        "options": _listed(found.asked_options()),
+        "generation": _listed(found.generation_options()),
+        **{
+            name: found.model_options().get(name)
+            for name in ("chat_template", "system_instruction")
+        },
     }
     papers, total = found.papers
     return Run(
@@ -522,13 +570,17 @@ def _on_hub(found: Found) -> bool:
     return found.task.startswith("researchbench_") and not found.metadata.get("dataset_path")
 
 
+def _listed(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
 def _hub_name(given: str) -> str:
     """A name ``owner/model`` as it is, of a path its last part."""
     return given if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", given) else last_part(given)
 
 
 def _notes(loaded: Sequence[Loaded]) -> list[str]:
-    notes = []
+    notes = _prompt_notes([run.found for run in loaded if not run.found.control])
     unit = "paper" if any(p.doi.strip() for p in loaded[0].papers.values()) else "item"
     for run in loaded:
         name = f"{run.found.model} on {run.found.task_label}"
@@ -548,6 +600,24 @@ def _notes(loaded: Sequence[Loaded]) -> list[str]:
             if invalid:
                 word = "reply that can be read" if scorer in run.judge else "finite score"
                 notes.append(f"{name}, {scorer}: no {word} for {_counted(invalid, unit)}.")
+    return notes
+
+
+def _prompt_notes(runs: Sequence[Found]) -> list[str]:
+    """Says of a task's models if some were asked under a chat template or instruction alone."""
+    asked: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        options = run.model_options()
+        if run.kind == "energy":  # chat APIs have templates of their own, of which nothing is known
+            known = "a chat template" if "chat_template" in options else "no chat template"
+            asked[run.task_label, "template"][known].append(run.model)
+        known = options.get("system_instruction", "none")
+        asked[run.task_label, "instruction"][f"system instruction {known}"].append(run.model)
+    notes = []
+    for (task, _), groups in asked.items():
+        if len(groups) > 1:
+            parts = [f"{how} ({', '.join(models)})" for how, models in groups.items()]
+            notes.append(f"{task} was run with {' and with '.join(parts)}.")
     return notes
 
 

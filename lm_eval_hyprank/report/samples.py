@@ -16,8 +16,8 @@ from lm_eval_hyprank.metrics import process_results
 from lm_eval_hyprank.report.found import JUDGES, Found, ReportError
 
 
-class SeveralGolds(ReportError):
-    """The run's items have several golds, which a report has no place for."""
+class NoSingleGold(ReportError):
+    """The run's items have no gold, or several, which a report has no place for."""
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Paper:
         doi: Its DOI; empty if it has none.
         title: Its title.
         context: The prompt before the candidate.
+        separator: What stands between the two.
         texts: From a candidate's id to its text, in the run's order.
         gold: Id of the gold.
         tokens: From a candidate's id to its tokens; empty if the run did not count them.
@@ -38,6 +39,7 @@ class Paper:
     doi: str
     title: str
     context: str
+    separator: str
     texts: dict[str, str]
     gold: str
     tokens: dict[str, int]
@@ -72,7 +74,7 @@ def load(found: Found) -> Loaded:
     """Reads a run's samples.
 
     Raises:
-        SeveralGolds: An item has several golds.
+        NoSingleGold: An item has several golds, or experts' judgements in place of one.
         ReportError: There are none, they are damaged or malformed, or lm-eval's numbers do not
             follow from them; the text names file, line and field.
     """
@@ -182,8 +184,12 @@ def _get(holder: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 def _paper(sample: Mapping[str, Any], doc: Mapping[str, Any], where: str) -> Paper:
     ids = [str(one) for one in _get(doc, "candidate_ids", list, f"{where}, doc")]
     texts = [str(one) for one in _get(doc, "candidates", list, f"{where}, doc")]
+    if "judgements" in doc:
+        raise NoSingleGold(
+            "ranked against experts and not a gold; lm-eval's own table has its metrics"
+        )
     if isinstance(doc.get("gold"), list):
-        raise SeveralGolds(
+        raise NoSingleGold(
             f"{where}: the item has several golds, and a report is of one; lm-eval's own table has "
             "the metrics"
         )
@@ -201,6 +207,7 @@ def _paper(sample: Mapping[str, Any], doc: Mapping[str, Any], where: str) -> Pap
         doi=str(doc.get("doi") or ""),
         title=str(doc.get("title") or ""),
         context=str(doc.get("context") or ""),
+        separator=str(doc.get("separator") or ""),
         texts=dict(zip(ids, texts, strict=True)),
         gold=ids[gold],
         tokens={} if tokens is None else dict(zip(ids, map(int, tokens), strict=True)),

@@ -410,9 +410,10 @@ def sections(report: Report) -> Iterable[tuple[str, list[Report], Report | None]
         if not system.get("control"):
             groups.setdefault((system["task"], system["scorer"]), []).append(system)
     names = Counter(systems[0]["paradigm"] for systems in groups.values())
+    with_options = {run["task"] for run in report["models"] if run["task"] != run["name"]}
     for (task, scorer), systems in groups.items():
         title = systems[0]["paradigm"]
-        if names[title] > 1:
+        if names[title] > 1 or task in with_options:
             title += f" ({task})"
         if systems[0].get("diagnostic"):
             title += ", diagnostic"

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import reproduce_paper
 from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
-from tests.report.run_folder import documents, write_energy, write_judge
+from tests.report.run_folder import (
+    documents,
+    edit,
+    write_energy,
+    write_judge,
+    write_pairwise,
+    write_psc,
+)
 
 PUBLISHED = json.loads(reproduce_paper.PUBLISHED.read_text(encoding="utf-8"))
 HUBS = [model.hub for model in reproduce_paper.MODELS]
@@ -128,10 +136,50 @@ def test_other_tasks_of_a_model_are_no_part_of_its_cells(tmp_path):
     write_judge(tmp_path, gold_at(0), "gpt-5")
     text = reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
     assert "| nll | Phi-4 | all | hit@1 | 1.000" in text
-    again = {"metadata": {"order": "gold_first"}, "date": "2026-02-01T00-00-00"}
-    write_judge(tmp_path, gold_at(5), "gpt-5", **again)
-    with pytest.raises(ReportError, match=r"gpt-5: .*order=gold_first"):
+    again = write_judge(tmp_path, gold_at(5), "gpt-5", date="2026-02-01T00-00-00")
+
+    def more_room(results: dict[str, Any]) -> None:
+        results["configs"]["researchbench_judge"]["generation_kwargs"] = {"max_gen_toks": 9}
+
+    edit(again, more_room)
+    with pytest.raises(ReportError, match=r"gpt-5: .*max_gen_toks=9"):
         reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(50))
+
+
+def test_nothing_but_the_studys_models_on_its_tasks_stands_beside_its_numbers(tmp_path):
+    """Of all models on all tasks: no study model as a judge, no judge asked in another way."""
+
+    def table(*folders: Path) -> pd.DataFrame:
+        runs = read_runs(folders)
+        papers = reproduce_paper.study_papers(runs, reproduce_paper.names(runs))
+        found = reproduce_paper.compare(papers, PUBLISHED, Settings(20))
+        return found.set_index(["scorer", "model", "discipline", "metric"]).sort_index()
+
+    study, others = tmp_path / "study", tmp_path / "others"
+    write_energy(study, HUBS[5], scores=gold_first)
+    write_judge(study, gold_at(0), "gpt-5")
+    for model in (*HUBS, "gpt-5"):
+        options = {} if model in HUBS else {"metadata": {"order": "gold_first"}}
+        write_judge(others, gold_at(5), model, **options)
+        write_psc(others, lambda doc, order: gold_at(5)(doc), model)
+        write_pairwise(others, lambda doc, other, first: first, model)
+        if model not in HUBS:
+            write_energy(others / "energy", model)
+    pd.testing.assert_frame_equal(table(study, others), table(study))
+    text = reproduce_paper.report(read_runs([study, others]), PUBLISHED, Settings(20))
+    said = "Left out, for the study asked otherwise: gpt-5 on researchbench_judge "
+    assert f"{said}(order=gold_first)." in text
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "microsoft/phi-4"])
+def test_a_lone_run_that_was_asked_otherwise_is_not_compared(tmp_path, model):
+    if model == "gpt-5":
+        write_judge(tmp_path, gold_at(0), model, metadata={"order": "gold_first"})
+    else:
+        write_energy(tmp_path, model, metadata={"layout": "block"})
+    said = r"no run of the study's models .*Left out, .* on researchbench_.*(=gold_first|=block)"
+    with pytest.raises(ReportError, match=said):
+        reproduce_paper.report(read_runs([tmp_path]), PUBLISHED, Settings(20))
 
 
 def test_a_scorer_that_stands_under_another_task_is_the_studys_too(tmp_path):

@@ -1,3 +1,4 @@
+import inspect
 import os
 import subprocess
 import sys
@@ -5,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, TaskType, get_peft_model
 
-from lm_eval_hyprank.models.fingerprint import model_fingerprint
+from lm_eval_hyprank.models.fingerprint import folder_state, model_fingerprint
+from lm_eval_hyprank.report.found import RUNNING_ARGS
 from tests import tiny
 from tests.models.test_hf import hflm
 
@@ -101,3 +104,87 @@ def test_fingerprint_tells_models_apart():
         hflm(model=tiny.llama(rope_theta=500.0)),
     ]
     assert len({same[0], *map(model_fingerprint, others)}) == len(others) + 1
+
+
+# Of what HFLM takes: a value that changes what a model answers, and what does so by itself or not.
+CHANGING = {
+    "tokenizer": tiny.tokenizer(bos=True),
+    "max_length": 100,
+    "mixed_precision_dtype": "bfloat16",
+    "add_bos_token": True,
+    "prefix_token_id": 5,
+    "think_end_token": "</think>",
+    "enable_thinking": False,
+    "chat_template_args": {"reasoning_effort": "low"},
+}
+LOADING = {
+    *("pretrained", "backend", "revision", "subfolder", "dtype", "peft", "delta"),
+    *("autogptq", "gptqmodel", "gguf_file", "use_fast_tokenizer"),
+}
+"""Which weights or tokenizer are loaded, and as what: these enter themselves."""
+
+CHANGING_NOTHING = {
+    "truncation",  # prompts of judges that would be cut are refused
+    "logits_cache",  # saves time in lm-eval's own scoring
+    "softmax_dtype",  # of lm-eval's own scoring
+}
+
+
+def test_every_argument_of_a_model_is_accounted_for():
+    takes = inspect.signature(HFLM.__init__).parameters.keys() - {"self", "kwargs"}
+    groups = (CHANGING.keys(), LOADING, CHANGING_NOTHING, takes & RUNNING_ARGS)
+    assert sorted(takes) == sorted(name for group in groups for name in group)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_an_argument_that_changes_what_a_model_answers_changes_its_fingerprint(name, lm):
+    assert model_fingerprint(hflm(**{name: CHANGING[name]})) != model_fingerprint(lm)
+
+
+def test_thinking_of_another_kind_is_another_model(lm):
+    thinking = {"enable_thinking": True, "think_end_token": "</think>"}
+    found = [
+        hflm(**thinking),
+        hflm(**thinking | {"enable_thinking": False}),
+        hflm(**thinking | {"think_end_token": 7}),
+        hflm(chat_template_args={"thinking_budget": 1}),
+        hflm(chat_template_args={"thinking_budget": 2}),
+        lm,
+    ]
+    assert len({model_fingerprint(one) for one in found}) == len(found)
+
+
+def write_model(folder):
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"1234")
+    (folder / "pytorch_model.bin").write_bytes(b"12")
+    (folder / "README.md").write_text("a model")
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_weights_that_cannot_be_read_enter_by_their_files(tmp_path, readable):
+    """Those of the folder that they were loaded from, by size and time."""
+    write_model(tmp_path / "model")
+    lm = hflm()
+    lm.model.config.name_or_path = str(tmp_path / "model")
+    if not readable:
+        layer = lm.model.model.layers[0].mlp.up_proj
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to("meta"))
+    before = model_fingerprint(lm)
+    (tmp_path / "model" / "README.md").write_text("a good model")
+    assert model_fingerprint(lm) == before
+    os.utime(tmp_path / "model" / "model.safetensors", ns=(1, 1))
+    assert (model_fingerprint(lm) == before) is readable
+    lm.model.config.name_or_path = "acme/Lark-1B"
+    assert (model_fingerprint(lm) == before) is readable
+
+
+def test_the_state_of_a_folder_is_that_of_its_weights(tmp_path, monkeypatch):
+    write_model(tmp_path / "model")
+    (tmp_path / "model" / "deep.bin").mkdir()
+    found = folder_state(str(tmp_path / "model"))
+    assert [entry[:2] for entry in found] == [("model.safetensors", 4), ("pytorch_model.bin", 2)]
+    assert found == folder_state(str(tmp_path / "model"))
+    monkeypatch.chdir(tmp_path / "model")
+    for no_folder in ("", "acme/Lark-1B", "README.md"):
+        assert folder_state(no_folder) == []

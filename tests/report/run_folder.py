@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import random
@@ -14,11 +15,9 @@ from typing import Any
 
 from lm_eval_hyprank.judge.replies import Reading
 from lm_eval_hyprank.judge.scoring import (
-    listwise_note,
     listwise_results,
-    pairwise_note,
+    note,
     pairwise_results,
-    psc_note,
     psc_results,
 )
 from lm_eval_hyprank.metrics import process_results
@@ -138,9 +137,10 @@ def write_judge(
             else Reading([ids.index(n) for n in named])
         )
         metrics = listwise_results(doc, [reading])
-        note = listwise_note(doc, [reading])
-        lines.append(_judge_line(number, doc | {"order": "seed:0"}, metrics, note))
-    return write(folder, model, task, lines, _judge_config("judge"), source="openai", **options)
+        told = note(doc | {"orders": []}, [reading])
+        lines.append(_judge_line(number, doc | {"order": "seed:0"}, metrics, told))
+    config = _judge_config(listwise_results)
+    return write(folder, model, task, lines, config, source="openai", **options)
 
 
 def write_psc(
@@ -169,8 +169,8 @@ def write_psc(
                 else Reading([shown.index(name) for name in named])
             )
         metrics = psc_results(doc, readings)
-        lines.append(_judge_line(number, doc, metrics, psc_note(doc, readings)))
-    config = _judge_config("judge_psc")
+        lines.append(_judge_line(number, doc, metrics, note(doc, readings)))
+    config = _judge_config(psc_results)
     return write(
         folder, model, "researchbench_judge_psc", lines, config, source="openai", **options
     )
@@ -193,8 +193,8 @@ def write_pairwise(
             first = prefers_first(doc, ids[right if left == gold else left], left == gold)
             readings.append(Reading(None, "empty") if first is None else Reading(int(not first)))
         metrics = pairwise_results(doc, readings)
-        lines.append(_judge_line(number, doc, metrics, pairwise_note(doc, readings)))
-    config = _judge_config("pairwise")
+        lines.append(_judge_line(number, doc, metrics, note(doc, readings)))
+    config = _judge_config(pairwise_results, "judge_verdict")
     return write(folder, model, "researchbench_pairwise", lines, config, source="openai", **options)
 
 
@@ -211,9 +211,9 @@ def _judge_line(number: int, doc: Doc, metrics: dict[str, float], note: Any) -> 
     }
 
 
-def _judge_config(kind: str) -> dict[str, Any]:
-    filters = [{"name": "judge", "filter": [{"function": "judge_reply"}]}]
-    return {"filter_list": filters, "metadata": {"kind": kind}}
+def _judge_config(results: Callable[..., Any], reader: str = "judge_ranking") -> dict[str, Any]:
+    filters = [{"name": "judge", "filter": [{"function": reader}]}]
+    return {"filter_list": filters, "process_results": inspect.getsource(results)}
 
 
 def write(
@@ -317,6 +317,13 @@ def write(
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     samples.write_text(text, encoding="utf-8")
     return file
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    """Changes a JSON file in place."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def samples_of(results: Path, task: str = TASK) -> Path:

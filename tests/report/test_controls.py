@@ -74,7 +74,6 @@ def test_pmi_systems_stand_in_the_report(tmp_path):
 @pytest.mark.parametrize(
     ("given", "without", "why"),
     [
-        ({"fingerprint": "a" * 16}, {"fingerprint": "b" * 16}, "aaaaaaaaaaaaaaaa and bbbb"),
         ({"fingerprint": None}, {"fingerprint": None}, "none and none"),
         ({}, {"fingerprint": None}, "and none"),
     ],
@@ -288,6 +287,7 @@ def test_a_control_without_the_row_that_pmi_takes_is_named(tmp_path):
         ({"metadata": CONTROL["metadata"] | {"layout": "block"}}, "layout is inline in the task"),
         ({"more": {"chat_template_sha": "0123456789"}}, "chat_template is none in the task"),
         ({"more": {"n-shot": {CONTROL["task"]: 2}}}, "num_fewshot is none in the task and 2"),
+        ({"fingerprint": "b" * 16}, "the model's fingerprint is [0-9a-f]{16} in the task and bbbb"),
     ],
 )
 def test_a_control_that_is_asked_otherwise_is_refused(tmp_path, change, said):
@@ -302,9 +302,9 @@ def test_a_control_that_is_asked_otherwise_is_refused(tmp_path, change, said):
 
 
 def test_a_control_that_was_run_twice_counts_once(tmp_path):
-    """With other options of a judge, say, which metadata hands to every task of a call."""
+    """With options of another task, say, which metadata hands to every task of a call."""
     write_energy(tmp_path, scores=scores(True), scorers=SCORERS)
-    for date, options in (("2026-01-03", {}), ("2026-01-04", {"order_seed": 1})):
+    for date, options in (("2026-01-03", {}), ("2026-01-04", {"of_another": 1})):
         write_energy(
             tmp_path,
             scores=scores(False),

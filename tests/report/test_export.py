@@ -14,7 +14,17 @@ from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.export import exports
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
-from tests.report.run_folder import TASK, documents, write_energy, write_pairwise
+from lm_eval_hyprank.report.tables import overall
+from tests.report.run_folder import (
+    IDS,
+    TASK,
+    documents,
+    edit,
+    write_energy,
+    write_judge,
+    write_pairwise,
+    write_psc,
+)
 
 HERE = Path(__file__).parent
 UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -87,7 +97,7 @@ def test_a_record_has_every_metric_with_its_interval(files, report):
 
 def test_what_is_better_when_lower_is_said_as_the_tasks_say_it(files):
     folder = HERE.parents[1] / "task_configs" / "researchbench"
-    lines = "".join(path.read_text(encoding="utf-8") for path in folder.glob("_*.yaml"))
+    lines = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.yaml"))
     pattern = r"\{metric: ([\w@]+),.*higher_is_better: (true|false)\}"
     tasks_say = {metric: value == "false" for metric, value in re.findall(pattern, lines)}
     compared = set()
@@ -165,6 +175,86 @@ def test_data_that_are_not_the_hubs_make_no_hub_entry(tmp_path, task):
         "dataset_name": task,
         "source_type": "other",
     }
+
+
+def judge(folder, model, **options):
+    return write_judge(folder, lambda doc: IDS[:5], model, **options)
+
+
+def psc(folder, model, **options):
+    return write_psc(folder, lambda doc, order: IDS[:5], model, **options)
+
+
+def pairwise(folder, model, **options):
+    return write_pairwise(folder, lambda doc, other, first: first, model, **options)
+
+
+ORDERED = [("order_seed", 1), ("background", False), ("template", "mine.jinja")]
+
+
+@pytest.mark.parametrize(
+    ("write", "option", "value"),
+    [
+        *((judge, *one) for one in [*ORDERED, ("order", "gold_first"), ("discipline", "Law")]),
+        *((psc, *one) for one in [*ORDERED, ("num_orders", 8), ("discipline", "Law")]),
+        *((pairwise, *one) for one in [*ORDERED[1:], ("discipline", "Law")]),
+        (write_energy, "layout", "block"),
+        (write_energy, "discipline", "Law"),
+    ],
+)
+def test_what_was_asked_otherwise_is_told_apart_and_never_published_unmarked(
+    tmp_path, write, option, value
+):
+    write(tmp_path, "one")
+    write(tmp_path, "two", metadata={option: value})
+    made = build_report(read_runs([tmp_path]), Settings(resamples=20))
+    tasks = {run["model"]: run["task"] for run in made["models"]}
+    marked = f"{tasks['one']} ({option}={value})"
+    assert tasks["two"] == marked
+    assert made["agreement"] == []
+    assert any(marked in section for section, _ in overall(made).rows)
+    files = exports(made)
+    hub = [name for name in files if name.startswith("hub/")]
+    assert hub == ["hub/one/.eval_results/hyprank.yaml"]
+    (record,) = [one for one in records(files) if one["model_info"]["name"] == "two"]
+    jsonschema.validate(record, schema("every_eval_ever"))
+    assert record["evaluation_id"].startswith(marked)
+    for result in record["evaluation_results"]:
+        assert result["evaluation_name"].startswith(marked)
+        assert result["score_details"]["details"]["options"] == f"{option}={value}"
+
+
+@pytest.mark.parametrize(
+    ("write", "metadata"),
+    [
+        (write_energy, {"order_seed": 1, "order": "gold_first", "background": False}),
+        (judge, {"layout": "block"}),
+        (judge, {"order": "seed", "order_seed": 0, "background": True, "template": None}),
+        (write_energy, {"layout": "inline"}),
+    ],
+)
+def test_what_changes_nothing_of_a_task_is_no_option(tmp_path, write, metadata):
+    """What is for other tasks of the call, or holds anyway."""
+    write(tmp_path, "one", metadata=metadata)
+    (run,) = (made := build_report(read_runs([tmp_path]), Settings(resamples=20)))["models"]
+    assert run["task"] == run["name"]
+    assert "options" not in run
+    assert "hub/one/.eval_results/hyprank.yaml" in exports(made)
+
+
+def test_how_replies_were_drawn_stands_beside_the_number(tmp_path):
+    def generate(results):
+        settings = {"max_gen_toks": 8192, "temperature": 0.0}
+        results["configs"]["researchbench_judge"]["generation_kwargs"] = settings
+        results["config"]["gen_kwargs"] = {"max_gen_toks": 8192, "of_no_use": 1}
+
+    edit(judge(tmp_path, "one", more={"chat_template_sha": "0123456789"}), generate)
+    files = exports(build_report(read_runs([tmp_path]), Settings(resamples=20)))
+    (entry,) = entries(files, "one")
+    assert "generation max_gen_toks=8192, chat template 01234567," in entry["notes"]
+    (record,) = records(files)
+    details = record["evaluation_results"][0]["score_details"]["details"]
+    assert details["generation"] == "max_gen_toks=8192"
 
 
 def test_the_revision_of_the_data_is_kept(tmp_path):

@@ -19,6 +19,7 @@ from tests.report.run_folder import (
     SCORERS,
     TASK,
     documents,
+    edit,
     nan_for,
     samples_of,
     scores_of,
@@ -54,13 +55,6 @@ def real_folder(tmp_path_factory):
     for task, lines in samples.items():
         tracker.save_results_samples(task_name=task, samples=lines)
     return folder / "out"
-
-
-def edit(path, change):
-    """Changes one JSON file in place."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def edit_lines(path, change):
@@ -283,6 +277,78 @@ def test_a_broken_run_that_a_newer_one_replaces_does_no_harm(tmp_path):
     assert len(read_runs([tmp_path]).systems) == 3
 
 
+def other_text():
+    docs = documents()
+    docs[4]["candidates"][2] += "!"
+    return docs
+
+
+@pytest.mark.parametrize("dates", [("01", "02"), ("02", "01")])
+@pytest.mark.parametrize(
+    ("docs", "said"),
+    [
+        (documents(5), "papers, of which"),
+        (other_text(), "has another text"),
+        ([doc | {"context": "Other:"} for doc in documents()], "the prompt of paper"),
+        ([doc | {"separator": "\n"} for doc in documents()], "see the option separator"),
+    ],
+)
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_repeat_on_other_papers_is_refused(tmp_path, dates, docs, said, hashed):
+    """Whichever is newer: the other's papers would be lost without a word."""
+    files = [
+        write_energy(
+            tmp_path,
+            docs=own,
+            date=f"2026-{date}-01T00-00-00",
+            metadata={"dataset_path": f"/data/{date}"},
+            more={"task_hashes": {TASK: date}} if hashed else {},
+        )
+        for date, own in zip(dates, (documents(), docs), strict=True)
+    ]
+    text = refused(tmp_path)
+    assert said in text
+    assert all(file.name in text for file in files)
+    assert "put the runs in two folders" in text
+    assert "--task" not in text
+    assert "behind" not in text
+
+
+@pytest.mark.parametrize("hashes", [("a", "a"), ("a", "b"), ("a", None)])
+def test_a_repeat_on_the_same_papers_elsewhere_is_a_repeat(tmp_path, hashes):
+    """lm-eval's hash is another one in another number of processes."""
+    for number, known in enumerate(hashes):
+        write_energy(
+            tmp_path,
+            date=f"2026-01-0{number + 1}T00-00-00",
+            metadata={"dataset_path": f"/data/{number}", "dataset_revision": str(number)},
+            more={"task_hashes": {TASK: known}} if known else {},
+        )
+    runs = read_runs([tmp_path])
+    assert len(runs.systems) == 3
+    assert len(runs.files["superseded"]) == 1
+
+
+def test_a_task_of_another_version_takes_the_place_of_the_older(tmp_path):
+    write_energy(tmp_path, docs=[doc | {"context": "Old:"} for doc in documents()])
+    write_energy(tmp_path, date="2026-02-01T00-00-00", version=2.0)
+    assert read_runs([tmp_path]).runs[0].version == "2.0"
+
+
+def test_disciplines_of_one_model_are_no_repeats(tmp_path):
+    for number, name in enumerate(("Math", "Law")):
+        docs = [doc for doc in documents() if doc["discipline"] == name]
+        write_energy(
+            tmp_path,
+            docs=docs,
+            date=f"2026-01-0{number + 1}T00-00-00",
+            metadata={"discipline": name},
+        )
+    text = refused(tmp_path)
+    assert f"{TASK} (discipline=Math)" in text
+    assert f"{TASK} (discipline=Law)" in text
+
+
 def test_one_folder_given_twice_is_read_once(tmp_path):
     write_energy(tmp_path)
     runs = read_runs([tmp_path, tmp_path / "acme__Lark-1B"])
@@ -354,9 +420,62 @@ def test_two_orders_of_a_judge_are_two_systems(tmp_path):
     write_judge(tmp_path / "b", lambda doc: IDS[:5], docs=first, metadata={"order_seed": 1})
     runs = read_runs([tmp_path])
     assert systems(runs) == [
-        "gpt-x|researchbench_judge (order_seed=0)|judge",
+        "gpt-x|researchbench_judge|judge",
         "gpt-x|researchbench_judge (order_seed=1)|judge",
     ]
+
+
+def test_a_models_only_run_has_the_label_of_how_it_was_asked(tmp_path):
+    """And not that of another model's plain run."""
+    for model, seed in (("one", 0), ("one", 1), ("two", 1)):
+        folder = tmp_path / f"{model}{seed}"
+        write_judge(folder, lambda doc: IDS[:5], model, metadata={"order_seed": seed})
+    assert systems(read_runs([tmp_path])) == [
+        "one|researchbench_judge|judge",
+        "one|researchbench_judge (order_seed=1)|judge",
+        "two|researchbench_judge (order_seed=1)|judge",
+    ]
+
+
+def test_what_else_differs_between_runs_of_a_task_stands_in_its_label(tmp_path):
+    """As what a task of one's own is told by --metadata."""
+    write_energy(tmp_path, "acme/Lark-1B", metadata={"author": "me", "style": "short"})
+    write_energy(tmp_path, "acme/Lark-3B", metadata={"author": "me"})
+    assert set(read_runs([tmp_path]).systems["task"]) == {f"{TASK} (style=short)", TASK}
+
+
+def test_how_replies_are_drawn_stands_in_the_label_where_it_differs(tmp_path):
+    for model, room in (("one", 4096), ("two", 8192)):
+        settings = {"max_gen_toks": room, "temperature": 0.0}
+        file = write_judge(tmp_path, lambda doc: IDS[:5], model)
+        edit(file, lambda results, own=settings: generate(results, own))
+    assert {own.split("|")[1] for own in systems(read_runs([tmp_path]))} == {
+        "researchbench_judge (max_gen_toks=4096)",
+        "researchbench_judge (max_gen_toks=8192)",
+    }
+
+
+def generate(results, settings):
+    results["configs"]["researchbench_judge"]["generation_kwargs"] = settings
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("chat_template_sha", "no chat template (Lark-1B) and with a chat template (Lark-3B)"),
+        (
+            "system_instruction_sha",
+            "system instruction none (Lark-1B) and with system instruction 01234567 (Lark-3B)",
+        ),
+    ],
+)
+def test_models_that_were_given_other_prompts_are_named(tmp_path, key, said):
+    write_energy(tmp_path / "a", "acme/Lark-1B")
+    write_energy(tmp_path / "b", "acme/Lark-3B", more={key: "0123456789"})
+    runs = read_runs([tmp_path])
+    assert f"{TASK} was run with {said}." in runs.notes
+    assert [key[:-4] in run.details for run in runs.runs] == [False, True]
+    assert not any("was run with" in note for note in read_runs([tmp_path / "b"]).notes)
 
 
 # --- judges -------------------------------------------------------------------------------
@@ -422,7 +541,6 @@ def test_an_embedding_model_is_a_system_and_its_length_control_is_none(tmp_path)
 
     def of_kind(results):
         config = results["configs"]["embedding_task"]
-        config["metadata"]["kind"] = "embedding"
         for entry in config["filter_list"]:
             entry["filter"][0]["function"] = "embedding_score"
 
@@ -515,6 +633,15 @@ def test_another_prompt_layout_is_refused(tmp_path):
     assert "the prompt of paper" in text
     assert "from character 11 on" in text
     assert "layout" in text
+
+
+def test_another_separator_is_refused(tmp_path):
+    write_energy(tmp_path)
+    docs = [doc | {"separator": "\n"} for doc in documents()]
+    write_energy(tmp_path, "acme/Lark-3B", docs=docs)
+    text = refused(tmp_path)
+    assert documents()[0]["paper_id"] in text
+    assert "stands ' ' and '\\n'; see the option separator" in text
 
 
 def test_layouts_of_one_model_are_no_repeats(tmp_path):
@@ -695,11 +822,23 @@ def test_a_task_with_several_golds_is_left_out_and_named(tmp_path):
     assert "several golds" in refused(tmp_path, tasks=["my_golds"])
 
 
-def test_expert_rankings_are_left_out_and_named(tmp_path):
+@pytest.mark.parametrize("metadata", [{}, {"kind": "expert"}, {"only": "Europe"}])
+def test_expert_rankings_are_left_out_and_named(tmp_path, metadata):
+    """Told by the data: a YAML that includes ours may have metadata of its own."""
+
+    def judged(lines):
+        for line in lines:
+            del line["doc"]["gold"]
+            line["doc"] |= {"judgements": [[1.0] * 16], "best": [0]}
+
     write_energy(tmp_path)
-    write_energy(tmp_path, task="my_experts", metadata={"kind": "expert"})
+    file = write_energy(tmp_path, task="my_experts", metadata=metadata, date="2026-01-03T00-00-00")
+    edit_lines(samples_of(file, "my_experts"), judged)
     runs = read_runs([tmp_path])
-    assert "lm-eval's own table" in runs.files["left_out"][0]["why"]
+    assert set(runs.systems["task"]) == {TASK}
+    (entry,) = runs.files["left_out"]
+    assert entry["why"].startswith("my_experts: ranked against experts")
+    assert "lm-eval's own table" in entry["why"]
 
 
 def test_a_run_of_an_older_version_has_no_fingerprint_and_is_read(tmp_path):
