@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import glob
 import io
 import json
 import logging
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -102,7 +104,11 @@ def _parser() -> argparse.ArgumentParser:
         "(default: o200k_base)",
     )
     cost.add_argument(
-        "--metadata", type=json.loads, default={}, metavar="JSON", help="as lm_eval's"
+        "--metadata",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="""as lm_eval's, in JSON: '{"dataset_path": "DIR"}'""",
     )
     cost.add_argument("--limit", type=_at_least(1), metavar="N", help="only the first N papers")
     cost.add_argument(
@@ -167,6 +173,18 @@ def _at_least(least: int) -> Callable[[str], int]:
         return number
 
     return whole_number
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"""{text!r} is no JSON object; write '{{"dataset_path": "DIR"}}'"""
+        )
+    return value
 
 
 def _console() -> Console:
@@ -268,7 +286,7 @@ def _new(arguments: list[str]) -> int:
 
 # --- hyprank report --------------------------------------------------------------------------
 
-_REPORT_PACKAGES = {"statsmodels", "matplotlib", "yaml"}
+_REPORT_PACKAGES = {"statsmodels", "matplotlib"}
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -424,6 +442,7 @@ def _finds_task(folder: Path | None) -> bool:
 def _run(arguments: list[str]) -> int:
     """Does what `lm_eval run` does, with the plugin known and our data checked at its start."""
     from lm_eval._cli import HarnessCLI
+    from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.utils import setup_logging
 
     import lm_eval_hyprank.tasks  # noqa: F401  (registers the models, filters and metrics)
@@ -432,9 +451,50 @@ def _run(arguments: list[str]) -> int:
     with _process_arguments(["lm_eval", "run", *arguments]):
         harness = HarnessCLI()
         options = harness.parse_args()
-        _check_data(options)
+        with _silence():  # lm-eval says all of it again in a moment
+            config = EvaluatorConfig.from_cli(copy.deepcopy(options))
+        _check_data(config)
+        # Of several processes the first alone writes.
+        output = Path(config.output_path) if config.output_path and _is_first() else None
+        before: set[Path] = set()
+        if output is not None:
+            _check_output(output)
+            before = _results(output)
         harness.execute(options)
+    if output is not None and _results(output) == before:
+        # lm-eval logs what it could not write, and ends as if it had.
+        print(f"{output}: the results were not written; the log says why", file=sys.stderr)
+        return 1
     return 0
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check_output(path: Path) -> None:
+    """Refuses an output path that cannot be written to, before hours of work for it.
+
+    Raises:
+        DatasetError: It cannot.
+    """
+    folder = path.parent if path.suffix == ".json" else path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DatasetError(
+            f"--output_path {path}: results cannot be written there ({error.strerror}); give "
+            "another one"
+        ) from error
+
+
+def _results(path: Path) -> set[Path]:
+    """The results files that lm-eval has written for an output path."""
+    if path.suffix == ".json":
+        return set(path.parent.glob(f"{glob.escape(path.stem)}_*.json"))
+    return set(path.rglob("results_*.json"))
 
 
 @contextlib.contextmanager
@@ -448,17 +508,15 @@ def _process_arguments(arguments: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _check_data(options: argparse.Namespace) -> None:
+def _check_data(config: Any) -> None:
     """Loads the data of the requested tasks that are ours, so that an error comes at once.
 
     Raises:
         DatasetError: The data cannot be used.
     """
-    from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.tasks import TaskManager
 
-    with _silence():  # lm-eval says all of it again in a moment
-        config = EvaluatorConfig.from_cli(copy.deepcopy(options))
+    with _silence():
         # Not lm-eval's own thousands of tasks: indexing them takes seconds.
         folders = [task_files.folder()]
         if config.include_path:

@@ -9,6 +9,7 @@ without a task of ours pass through it untouched.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from lm_eval_hyprank.extras import Extras, union
 from lm_eval_hyprank.filters import CandidateScore, EmbeddingScore
 from lm_eval_hyprank.judge.asking import ask, check_judge, judge_fingerprint
 from lm_eval_hyprank.judge.replies import JudgeRanking, JudgeVerdict, remedies
-from lm_eval_hyprank.judge.scoring import NOTES, figures
+from lm_eval_hyprank.judge.scoring import figures, note
 from lm_eval_hyprank.models.embedding import check_embeds
 from lm_eval_hyprank.models.fingerprint import model_fingerprint
 from lm_eval_hyprank.models.hf import EnergyHFLM, check_supported, score_requests
@@ -41,20 +42,14 @@ def install() -> None:
         lm_eval.evaluator.evaluate = _wrap(lm_eval.evaluator.evaluate)
 
 
-def uninstall() -> None:
-    """Puts lm-eval's own `evaluate` back, for who compares the two."""
-    lm_eval.evaluator.evaluate = getattr(
-        lm_eval.evaluator.evaluate, "without_hyprank", lm_eval.evaluator.evaluate
-    )
-
-
 def _wrap(evaluate: Any) -> Any:
     @functools.wraps(evaluate)
     def evaluate_with_hyprank(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
         tasks = dict(_leaf_tasks(task_dict))
-        scored = {name: task for name, task in tasks.items() if reads_scores(task)}
-        judged = {name: task for name, task in tasks.items() if reads_replies(task)}
+        scored = {n: task for n, task in tasks.items() if _has_filter(task, CandidateScore)}
         embedded = {n: task for n, task in tasks.items() if _has_filter(task, EmbeddingScore)}
+        readers = (JudgeRanking, JudgeVerdict)
+        judged = {n: task for n, task in tasks.items() if _has_filter(task, readers)}
         ours = scored | judged | embedded
         if not ours:
             return evaluate(lm, task_dict, *args, **kwargs)
@@ -66,6 +61,7 @@ def _wrap(evaluate: Any) -> Any:
         if judged:
             check_judge(model, kwargs.get("apply_chat_template", False))
         check_items(model.world_size, ours, kwargs.get("limit"), kwargs.get("samples"))
+        check_prompts(ours)
         if kwargs.get("cache_requests"):
             raise ValueError(
                 "--cache_requests files prompts under the task's name alone, so a run with other "
@@ -101,6 +97,8 @@ def _wrap(evaluate: Any) -> Any:
             if judged:
                 answer = functools.partial(ask, model, model.generate_until)
                 stack.enter_context(_hook(model, "generate_until", judged.keys(), answer))
+            if model.world_size > 1:
+                stack.enter_context(_metrics_of_all_ranks(model))
             # What is told of a judge is told from its samples, logged or not.
             options = kwargs | {"log_samples": True} if judged else kwargs
             results = evaluate(lm, task_dict, *args, **options)
@@ -118,23 +116,13 @@ def _wrap(evaluate: Any) -> Any:
             if scored or embedded:
                 _annotate(results, (scored | embedded).keys(), model)
             if judged:
-                _annotate_judged(results, judged)
+                _annotate_judged(results, judged.keys())
             if not kwargs.get("log_samples", True):
                 results.pop("samples", None)
         return results
 
     evaluate_with_hyprank.without_hyprank = evaluate  # type: ignore[attr-defined]
     return evaluate_with_hyprank
-
-
-def reads_scores(task: Any) -> bool:
-    """Whether a task has a scorer of this package among its filters."""
-    return _has_filter(task, CandidateScore)
-
-
-def reads_replies(task: Any) -> bool:
-    """Whether a task has a reader of a judge's replies among its filters."""
-    return _has_filter(task, (JudgeRanking, JudgeVerdict))
 
 
 def _has_filter(task: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -188,6 +176,26 @@ def check_items(
             raise ValueError(
                 f"{name}: {size} item(s) for {world_size} processes; launch at most {size}, or "
                 "evaluate more items"
+            )
+
+
+def check_prompts(tasks: Mapping[str, Task]) -> None:
+    """Refuses what would change nothing, or what the tasks measure.
+
+    Raises:
+        ValueError: Few-shot examples or repeated requests are asked for.
+    """
+    for name, task in tasks.items():
+        if task.config.num_fewshot:
+            raise ValueError(
+                f"{name} has no few-shot examples: --num_fewshot {task.config.num_fewshot} cannot "
+                "be done. Leave it out, or run the other tasks apart"
+            )
+        if task.config.repeats > 1:
+            raise ValueError(
+                f"{name} has repeats: {task.config.repeats} in its YAML, of which the first alone "
+                "would be read; take it out (a judge is asked several times by the tasks that end "
+                "in _psc)"
             )
 
 
@@ -255,6 +263,43 @@ def _hook(
         delattr(model, method)
 
 
+@contextmanager
+def _metrics_of_all_ranks(model: Any) -> Iterator[None]:
+    """Has the processes' metrics put together whichever of them has which.
+
+    An invalid item has no Hit@k, so a process all of whose items are invalid has not even the
+    name. lm-eval joins what the first process has names for: names of others are lost, and
+    a name that another one lacks is an error, after all the work.
+    """
+    gather, process = model.gather_object, lm_eval.evaluator._process_results
+    merged: dict[str, dict[Any, list[Any]]] = {}
+
+    def gather_all(found: Any, dst: int = 0) -> Any:
+        ranks = gather(found, dst)
+        # Of what is gathered, the samples are lists by task and the metrics dictionaries.
+        if ranks and all(isinstance(metrics, dict) for metrics in found.values()):
+            for task in found:
+                chained = itertools.chain.from_iterable
+                names = dict.fromkeys(chained(rank[task] for rank in ranks))
+                for rank in ranks:
+                    rank[task] = {name: rank[task].get(name, []) for name in names}
+                merged[task] = {n: list(chained(rank[task][n] for rank in ranks)) for n in names}
+        return ranks
+
+    def process_all(accumulated: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        for task, metrics in merged.items():
+            accumulated[task]["raw_metrics"] = metrics
+        return process(accumulated, *args, **kwargs)
+
+    model.gather_object = gather_all
+    lm_eval.evaluator._process_results = process_all
+    try:
+        yield
+    finally:
+        del model.gather_object
+        lm_eval.evaluator._process_results = process
+
+
 def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
     """Adds what the harness does not keep: token counts, cuts, and what produced the scores."""
     samples = results.get("samples") or {}
@@ -275,12 +320,11 @@ def _annotate(results: dict[str, Any], tasks: Set[str], model: Any) -> None:
     }
 
 
-def _annotate_judged(results: dict[str, Any], tasks: Mapping[str, Task]) -> None:
+def _annotate_judged(results: dict[str, Any], tasks: Set[str]) -> None:
     """Adds to each sample what its replies say, and to the results how they came out."""
     results["hyprank"]["judge"] = {}
-    for name, task in tasks.items():
+    for name in tasks:
         samples = results["samples"][name]
-        note = NOTES[(task.config.metadata or {}).get("kind", "judge")]
         for sample in samples:
             sample["judge"] = note(sample["doc"], sample["filtered_resps"])
         found = figures((sample["doc"], sample["filtered_resps"]) for sample in samples)

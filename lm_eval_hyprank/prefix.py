@@ -117,6 +117,7 @@ class Engine:
         device_difference: On a device of `UNPROVEN_DEVICES`, by what share of a row's NLL it
             differs from the CPU; None elsewhere.
         predictor: Calls the model, its output head left out where :meth:`check` found that it may.
+        at_work: Indices of the rows that :meth:`score` is at.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Engine:
         if any(getattr(adapter, "alora_invocation_tokens", None) for adapter in adapters):
             self.untried = []  # fed without the tokens that invoke it, an adapter does nothing
         self.checked_tokens = 0
+        self.at_work: list[int] = []
         self.device_difference: float | None = None
 
     def score(
@@ -175,17 +177,22 @@ class Engine:
             distinct = len({tuple(continuation[:-1]) for continuation in continuations})
             saves = len(prefix) * (distinct - 1) >= self.batching.min_saving
             if self.reuse and saves and not self._straddles(prefix, continuations):
+                self.at_work = members
                 scores = self.score_on_prefix(prefix, continuations, extras)
                 yield list(zip(members, scores, strict=True))
                 continue
             pool += members
             if len(pool) >= POOL_ROWS:
-                yield list(
-                    zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True)
-                )
+                yield self._score_pool(pool, rows, extras)
                 pool = []
         if pool:
-            yield list(zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True))
+            yield self._score_pool(pool, rows, extras)
+
+    def _score_pool(
+        self, pool: list[int], rows: Sequence[Row], extras: Extras | None
+    ) -> list[tuple[int, TokenScores]]:
+        self.at_work = pool
+        return list(zip(pool, self.score_whole([rows[i] for i in pool], extras), strict=True))
 
     def score_whole(self, rows: Sequence[Row], extras: Extras | None = None) -> list[TokenScores]:
         """Scores rows in forward passes without a cache, which is right for every causal model.

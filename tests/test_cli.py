@@ -342,6 +342,42 @@ def test_run_knows_our_models(valid_folder: Path, executed: list[argparse.Namesp
     assert get_model("hf-energy").__name__ == "EnergyHFLM"
 
 
+@pytest.mark.parametrize("path", ["taken", "taken/deeper", "taken/results.json"])
+def test_an_output_path_that_cannot_be_written_is_refused_before_the_run(
+    path: str,
+    tmp_path: Path,
+    valid_folder: Path,
+    executed: list[argparse.Namespace],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "taken").write_text("a file", encoding="utf-8")
+    output = str(tmp_path / path)
+    assert run("researchbench_energy", valid_folder, "--output_path", output) == 2
+    assert executed == []
+    assert f"--output_path {output}: results cannot be written there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["out/deep", "out/[1].json"])
+def test_results_that_were_not_written_are_no_success(
+    name: str, tmp_path: Path, valid_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / name
+    written = tmp_path / "out" / ("[1]_2026.json" if output.suffix else "deep/m/results_1.json")
+
+    def execute(self: HarnessCLI, options: argparse.Namespace) -> None:
+        if next(turns):
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text("{}", encoding="utf-8")
+
+    turns = iter([False, True, False, False])
+    monkeypatch.setattr(HarnessCLI, "execute", execute)
+    for code in (1, 0, 1):
+        task = "researchbench_energy"
+        assert run(task, valid_folder, "--output_path", str(output)) == code
+    monkeypatch.setenv("RANK", "1")  # another process writes
+    assert run("researchbench_energy", valid_folder, "--output_path", str(output)) == 0
+
+
 def test_our_tasks_are_found_in_groups_and_tags(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 

@@ -9,7 +9,6 @@ import shutil
 import lm_eval
 import lm_eval.evaluator
 import pytest
-import yaml
 from lm_eval.api.model import LM
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
@@ -166,12 +165,10 @@ def test_hf_energy_is_known_by_name_and_gives_the_same(run, folder):
     assert other["hyprank"] == run["hyprank"]
 
 
-def test_stock_tasks_stay_bit_equal_in_the_same_run(folder, stock_task):
-    harness.uninstall()
-    try:
+def test_stock_tasks_stay_bit_equal_in_the_same_run(folder, stock_task, monkeypatch):
+    with monkeypatch.context() as stock:
+        stock.setattr(lm_eval.evaluator, "evaluate", lm_eval.evaluator.evaluate.without_hyprank)
         alone = evaluate([dict(stock_task)], folder=folder)
-    finally:
-        harness.install()
     mixed = evaluate([TASK, dict(stock_task)], folder=folder)
     assert mixed["results"]["stock_choice"] == alone["results"]["stock_choice"]
     for ours, stock in zip(
@@ -197,16 +194,10 @@ def test_the_model_is_left_as_it_was(folder):
     assert "loglikelihood" not in vars(lm)
 
 
-def test_install_is_idempotent_and_reversible():
+def test_install_is_idempotent():
     wrapped = lm_eval.evaluator.evaluate
     harness.install()
     assert lm_eval.evaluator.evaluate is wrapped
-    harness.uninstall()
-    try:
-        assert lm_eval.evaluator.evaluate is wrapped.without_hyprank
-    finally:
-        harness.install()
-    assert hasattr(lm_eval.evaluator.evaluate, "without_hyprank")
 
 
 # ---- models that cannot give the scores
@@ -317,9 +308,24 @@ def test_limit_one_has_no_standard_error_and_no_crash(folder):
     assert row["hit@1_stderr,nll"] == "N/A"
 
 
-def test_num_fewshot_does_not_change_the_prompt(run, folder):
-    other = evaluate([TASK], folder=folder, num_fewshot=5)
-    assert other["samples"][TASK][0]["arguments"] == run["samples"][TASK][0]["arguments"]
+@pytest.mark.parametrize("task", [TASK, "hyprank_demo_judge_psc", "hyprank_demo_controls"])
+def test_few_shot_examples_are_refused(folder, task):
+    with pytest.raises(ValueError, match=r"no few-shot examples: --num_fewshot 5"):
+        evaluate([task], folder=folder, num_fewshot=5)
+
+
+def test_no_few_shot_examples_may_be_asked_for(run, folder):
+    assert evaluate([TASK], folder=folder, num_fewshot=0)["results"] == run["results"]
+    assert run["n-shot"] == {TASK: 0}
+
+
+@pytest.mark.parametrize("task", [TASK, "hyprank_demo_judge", "hyprank_demo_judge_psc"])
+def test_repeats_that_nobody_would_read_are_refused(task):
+    manager = TaskManager(include_path=str(TASK_CONFIGS), include_defaults=False)
+    (loaded,) = manager.load([task])["tasks"].values()
+    loaded.set_config("repeats", 3)
+    with pytest.raises(ValueError, match=r"repeats: 3 .* of which the first alone"):
+        harness.check_prompts({task: loaded})
 
 
 @pytest.mark.parametrize(
@@ -523,55 +529,24 @@ def test_a_function_of_ones_own_reads_the_values_of_tokens(folder):
 # ---- discovery and configuration
 
 
-def test_the_task_manager_lists_the_tasks_where_they_are_installed():
-    names = TaskManager().all_tasks
-    assert {"researchbench_energy", "researchbench_energy_by_discipline", TASK} <= set(names)
-
-
-def test_configs_are_pure_yaml_that_name_functions_of_the_package():
-    assert not list(TASK_CONFIGS.rglob("*.py"))
-    for path in TASK_CONFIGS.rglob("*.yaml"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if "!function" in line:
-                assert "!function lm_eval_hyprank.tasks." in line, path
-
-
-def test_the_group_has_every_metric_and_scorer_of_its_tasks(folder, valid_folder):
+def test_the_group_has_every_metric_and_scorer_of_its_tasks_weighted_by_papers(
+    folder, write_folder, ranking_rows, paper_rows
+):
+    for number in range(3):
+        name = f"{ranking_rows[0]['sample_id']}{number}"
+        gold = f"Another gold {number} holds."
+        ranking_rows.append(ranking_rows[0] | {"sample_id": name, "gold_hypothesis": gold})
+        paper_rows.append(paper_rows[0] | {"sample_id": name})
     group = "researchbench_energy_by_discipline"
-    results = evaluate([group], folder=folder, metadata={"dataset_path": str(valid_folder)})
-    names = [name for name in results["results"] if name != group]
-    assert len(names) == 12
+    path = write_folder(ranking_rows, paper_rows)
+    found = evaluate([group], folder=folder, metadata={"dataset_path": str(path)})
+    sizes = {name: found["n-samples"][name]["effective"] for name in found["samples"]}
+    assert sorted(sizes.values()) == [1] * 11 + [4]
     for scorer in SCORERS:
         for metric in METRICS:
             key = f"{metric},{scorer}"
-            values = [results["results"][name][key] for name in names]
-            assert results["groups"][group][key] == pytest.approx(sum(values) / 12)
-
-
-@pytest.mark.parametrize(
-    ("base", "group"),
-    [
-        ("hyprank_demo_energy", "hyprank_demo_controls"),
-        ("researchbench_energy", "researchbench_controls"),
-        ("researchbench_energy_scores", "researchbench_scores_controls"),
-    ],
-)
-def test_controls_say_what_they_are_and_keep_the_rest_of_their_task(base, group):
-    manager = TaskManager(include_path=str(TASK_CONFIGS), include_defaults=False)
-    (path,) = TASK_CONFIGS.rglob(f"{group}.yaml")
-    names = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
-    assert [name.removeprefix(base) for name in names] == [
-        "_nocontext",
-        "_question_only",
-        "_background_only",
-        "_shuffled_context",
-    ]
-    original = load_yaml(manager.task_index[base].yaml_path)
-    for name in names:
-        config = load_yaml(manager.task_index[name].yaml_path)
-        control = name.removeprefix(f"{base}_").replace("nocontext", "no_context")
-        metadata = {**original["metadata"], "control": control, "control_of": base}
-        assert config == original | {"task": name, "metadata": metadata}
+            total = sum(found["results"][name][key] * size for name, size in sizes.items())
+            assert found["groups"][group][key] == pytest.approx(total / 15)
 
 
 def test_a_run_of_controls_scores_each_with_its_own_context(run, folder):
@@ -589,17 +564,6 @@ def test_a_run_of_controls_scores_each_with_its_own_context(run, folder):
             same = sample["filtered_resps"] == twin["filtered_resps"]
             assert same == (sample["filter"] == "shortest")
     assert len(results["samples"]) == 4
-
-
-def test_group_metrics_are_those_the_tasks_emit():
-    emitted = set(process_results({"gold": 0}, [1.0, 2.0]))
-    base = (TASK_CONFIGS / "researchbench" / "_energy.yaml").read_text(encoding="utf-8")
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_constructor("!function", lambda _, node: node.value)
-    listed = [m["metric"] for m in yaml.load(base, loader)["metric_list"]]
-    (group,) = TASK_CONFIGS.rglob("researchbench_energy_by_discipline.yaml")
-    grouped = yaml.safe_load(group.read_text(encoding="utf-8"))["aggregate_metric_list"]
-    assert set(listed) == emitted == {entry["metric"] for entry in grouped}
 
 
 @pytest.mark.parametrize(

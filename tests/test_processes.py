@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -120,6 +121,37 @@ def test_an_odd_number_of_papers_is_counted_once_each(folder, tmp_path):
     assert len(set(found["papers"])) == 3
 
 
+NO_NETWORK = """
+import socket
+def refuse(*args, **kwargs):
+    raise OSError(101, "Network is unreachable")
+socket.getaddrinfo = socket.socket.connect = refuse
+"""
+
+
+def test_local_data_and_model_need_no_network_from_any_folder(single, folder, tmp_path):
+    """Offline as the hub's libraries understand it, and with every connection refused."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
+    environment = ENVIRONMENT | {"HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(tmp_path)}
+    include = ["--include_path", str(TASK_CONFIGS)]
+    answers = [
+        subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        )
+        for command in (
+            lm_eval_command(folder, tmp_path / "out"),
+            ["-m", "lm_eval", "ls", "tasks", *include],
+            ["-m", "lm_eval", "validate", "--tasks", f"{TASK},researchbench_judge_psc", *include],
+        )
+    ]  # fmt: skip
+    assert [answer.returncode for answer in answers] == [0, 0, 0], answers
+    scored, listed, valid = (answer.stdout for answer in answers)
+    assert table(scored) == single[0]
+    assert TASK in listed
+    assert "All tasks found and valid" in valid
+
+
 def test_fewer_papers_than_ranks_end_with_a_message(folder, tmp_path):
     launched = run(
         [*LAUNCH, "-m", "tests.two_ranks", str(folder), str(tmp_path), "limit=1"], timeout=120
@@ -133,7 +165,21 @@ def test_a_failing_rank_ends_all_with_the_paper_named(folder, tmp_path):
         [*LAUNCH, "-m", "tests.two_ranks", str(folder), str(tmp_path), "fail=1"], timeout=120
     )
     assert launched.returncode != 0
-    assert "no score for " in launched.stderr
+    assert re.search(r"failed while scoring task hyprank_demo_energy, item \w+", launched.stderr)
+    assert "out of memory, say" in launched.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_a_valid_paper_costs_the_others_nothing(folder, tmp_path, rank):
+    command = [*LAUNCH, "-m", "tests.two_ranks", str(folder), str(tmp_path), f"invalid={rank}"]
+    launched = run(command)
+    assert launched.returncode == 0, launched.stderr
+    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    row = found["results"][TASK]
+    assert len(found["hits"]) == 6
+    assert row["hit@1,nll"] == pytest.approx(sum(found["hits"]) / 6)
+    assert row["invalid,nll"] == 0.5
+    assert row["invalid,raw"] == 0
 
 
 def cached_answers(path):

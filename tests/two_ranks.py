@@ -1,10 +1,11 @@
 """Run by `accelerate launch`: an evaluation on real ranks, as lm-eval's hf has them on GPUs.
 
 Arguments: the model's folder, the folder for results, then NAME=VALUE: limit=N, fail=RANK,
-tokens=1.
+invalid=RANK, tokens=1.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import lm_eval
 from lm_eval.tasks import TaskManager
 
 import lm_eval_hyprank.tasks  # noqa: F401
-from lm_eval_hyprank.models.hf import EnergyHFLM
+from lm_eval_hyprank.models.hf import EnergyHFLM, engine_of
 from tests.conftest import TASK_CONFIGS
 
 folder, output = sys.argv[1:3]
@@ -29,8 +30,17 @@ class Ranked(EnergyHFLM):
 
     def loglikelihood(self, requests, disable_tqdm=False):
         if options.get("fail") == self.rank:
-            raise RuntimeError(f"no score for {requests[0].doc['paper_id']}")
-        return super().loglikelihood(requests, disable_tqdm)
+            engine = engine_of(self, [])
+            engine.check, engine.score_whole = str, fail
+        scores = super().loglikelihood(requests, disable_tqdm)
+        if options.get("invalid") == self.rank:
+            for score in scores:
+                score.nll_sum = math.nan
+        return scores
+
+
+def fail(*args):
+    raise RuntimeError("out of memory, say")
 
 
 lm = Ranked(pretrained=folder, device="cpu", dtype="float32", batch_size=8)
@@ -49,6 +59,11 @@ if results is not None:
         "results": results["results"],
         "papers": [
             sample["doc"]["paper_id"] for sample in results["samples"]["hyprank_demo_energy"]
+        ],
+        "hits": [
+            sample["hit@1"]
+            for sample in results["samples"]["hyprank_demo_energy"]
+            if sample["filter"] == "nll" and "hit@1" in sample
         ],
     }
     Path(output, "results.json").write_text(json.dumps(kept), encoding="utf-8")

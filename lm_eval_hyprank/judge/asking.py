@@ -28,8 +28,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalChatCompletion
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lm_eval_hyprank.judge.replies import Reply
-from lm_eval_hyprank.models.fingerprint import model_fingerprint
+from lm_eval_hyprank.judge.replies import OPENS_REASONING, Reply
+from lm_eval_hyprank.models.fingerprint import folder_state, model_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,10 @@ def judge_fingerprint(model: Any) -> str | None:
     if isinstance(model, TemplateAPI):
         parts: tuple[Any, ...] = (type(model).__name__, model.base_url, model.model, model._seed)
     elif arguments := getattr(model, "model_args", None):  # lm-eval's vllm and sglang
-        parts = (type(model).__name__, sorted((k, str(v)) for k, v in dict(arguments).items()))
+        given = sorted((name, str(value)) for name, value in dict(arguments).items())
+        # The weights lie in another process: that those of a local folder changed, its files say.
+        states = [folder_state(value) for _, value in given]
+        parts = (type(model).__name__, given, states)
     else:
         return None
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -111,7 +114,8 @@ def ask(
 
     Returns:
         One reply a request, in their order. A request that an API does not answer, all tries
-        included, has a reply that says so.
+        included, has a reply that says so. One that goes on with the reasoning which the prompt
+        opens has the mark that opens it, without which reasoning cut off looks like an answer.
 
     Raises:
         JudgeError: A prompt would be cut, or the API does not answer any more (what it did
@@ -119,11 +123,33 @@ def ask(
     """
     _check_room(model, asked)
     guarded = _one_reply_each(model) if isinstance(model, TemplateAPI) else nullcontext()
-    with guarded:
+    with guarded, _cached_whole(model):
         replies = generate(asked, **options)
     if len(replies) != len(asked):
         raise JudgeError(f"{type(model).__name__}: {len(replies)} replies to {len(asked)} requests")
-    return [reply if isinstance(reply, Reply) else Reply(reply) for reply in replies]
+    return [_whole(one.args[0], reply) for one, reply in zip(asked, replies, strict=True)]
+
+
+def _whole(prompt: Any, reply: str) -> Reply:
+    whole = reply if isinstance(reply, Reply) else Reply(reply)
+    opens = OPENS_REASONING.search(prompt) if isinstance(prompt, str) else None
+    return whole if opens is None else Reply(opens[0] + whole, whole.finish, whole.failure)
+
+
+@contextmanager
+def _cached_whole(model: Any) -> Iterator[None]:
+    """Files in the response cache what `ask` returns; lm-eval files each reply as it comes."""
+    hook = model.cache_hook
+    stock = hook.add_partial
+
+    def add_whole(method: str, args: Any, reply: str) -> None:
+        stock(method, args, _whole(args[0], reply))
+
+    hook.add_partial = add_whole
+    try:
+        yield
+    finally:
+        hook.add_partial = stock
 
 
 def _check_room(model: Any, asked: Sequence[Instance]) -> None:

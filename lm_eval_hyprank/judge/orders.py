@@ -6,7 +6,6 @@ from lm_eval_hyprank.datasets.documents import shuffled
 from lm_eval_hyprank.datasets.findings import DatasetError
 
 ORDERS = ("seed", "gold_first", "gold_last")
-MAX_ORDERS = 16
 
 
 def one_order(sample_id: str, size: int, order: str, seed: int) -> list[int]:
@@ -45,10 +44,10 @@ def balanced_orders(sample_id: str, size: int, count: int, seed: int) -> list[li
         seed: The seed.
 
     Raises:
-        DatasetError: The number of orders is none from 2 to 16, beyond which they would repeat.
+        DatasetError: The number of orders is none from 2 to `size`, beyond which they would repeat.
     """
-    if not isinstance(count, int) or not 2 <= count <= min(size, MAX_ORDERS):
-        raise DatasetError(f"num_orders is {count!r}; use 2 to {min(size, MAX_ORDERS)}")
+    if not isinstance(count, int) or not 2 <= count <= size:
+        raise DatasetError(f"num_orders is {count!r}; use 2 to {size}")
     dealt = shuffled(f"{seed}:{sample_id}", size)
     groups = [dealt[start::count] for start in range(count)]
     orders = []

@@ -232,6 +232,8 @@ _TAGS = "think|thinking|thought|reasoning|analysis|reflection"
 _REASONING = re.compile(rf"<({_TAGS})>.*?</\1>|\[THINK\].*?\[/THINK\]", re.DOTALL | re.IGNORECASE)
 _REASONING_ENDS = re.compile(rf"\A.*(?:</(?:{_TAGS})>|\[/THINK\])", re.DOTALL | re.IGNORECASE)
 _REASONING_STARTS = re.compile(rf"(?:<(?:{_TAGS})>|\[THINK\]).*", re.DOTALL | re.IGNORECASE)
+OPENS_REASONING = re.compile(rf"(?:<(?:{_TAGS})>|\[THINK\])\s*\Z", re.IGNORECASE)
+"""The end of a prompt whose chat template opens the block of reasoning for the model."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>")
 
 

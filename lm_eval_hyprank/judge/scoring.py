@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_eval_hyprank.judge.prompts import views
@@ -192,14 +192,23 @@ def pairwise_results(doc: Mapping[str, Any], readings: Sequence[Reading[int]]) -
 # --- what goes into the sample and beside the results --------------------------------------
 
 
-def listwise_note(doc: Mapping[str, Any], readings: Sequence[Reading[list[int]]]) -> dict[str, Any]:
-    """Returns a sample's ranking by candidate ids, or why it has none."""
-    (reading,) = readings
-    return _named(doc["candidate_ids"], reading)
+def note(doc: Mapping[str, Any], readings: Sequence[Reading[Any]]) -> dict[str, Any]:
+    """Returns what a sample is given beside its replies.
 
+    Args:
+        doc: The document.
+        readings: Its readings.
 
-def psc_note(doc: Mapping[str, Any], readings: Sequence[Reading[list[int]]]) -> dict[str, Any]:
-    """Returns a sample's ranking in every order, and their aggregate."""
+    Returns:
+        Of a document shown once, its ``ranking`` by candidate ids, or why it has none
+        (``invalid``); of one shown in several orders, the same of each (``orders``) and the
+        ``ranking`` that they give together; of one shown in pairs, its ``verdicts``.
+    """
+    if not doc["orders"]:
+        (reading,) = readings
+        return _named(doc["candidate_ids"], reading)
+    if len(doc["orders"][0]) == 2:
+        return _verdicts(doc, readings)
     ids = doc["candidate_ids"]
     orders = [
         {"candidate_ids": view["candidate_ids"], **_named(view["candidate_ids"], reading)}
@@ -209,8 +218,7 @@ def psc_note(doc: Mapping[str, Any], readings: Sequence[Reading[list[int]]]) -> 
     return {"orders": orders, "ranking": [ids[i] for i in aggregate(rankings, len(ids))] or None}
 
 
-def pairwise_note(doc: Mapping[str, Any], readings: Sequence[Reading[int]]) -> dict[str, Any]:
-    """Returns a sample's verdicts, one for each pair in turn."""
+def _verdicts(doc: Mapping[str, Any], readings: Sequence[Reading[int]]) -> dict[str, Any]:
     verdicts = []
     for (left, right), reading in zip(doc["orders"], readings, strict=True):
         gold_first = left == doc["gold"]
@@ -226,14 +234,6 @@ def pairwise_note(doc: Mapping[str, Any], readings: Sequence[Reading[int]]) -> d
             }
         )
     return {"verdicts": verdicts}
-
-
-NOTES: dict[str, Callable[[Mapping[str, Any], Sequence[Reading[Any]]], dict[str, Any]]] = {
-    "judge": listwise_note,
-    "judge_psc": psc_note,
-    "pairwise": pairwise_note,
-}
-"""What a task says it is (``kind`` in its metadata) -> what its samples are given."""
 
 
 def _named(ids: Sequence[str], reading: Reading[list[int]]) -> dict[str, Any]:

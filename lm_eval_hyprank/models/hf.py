@@ -6,7 +6,8 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,12 +154,15 @@ def score_requests(
             unscored = TokenScores(nothing, nothing, torch.zeros_like(nothing, dtype=torch.bool))
             finish(key, _score(key[1], unscored, truncated=True, tokens=None))
     scored = [(index, row) for index, row in enumerate(rows) if row is not None]
-    with tqdm(
-        total=len(scored),
-        desc="Scoring candidates",
-        unit="candidate",
-        disable=disable_tqdm or lm.rank != 0,
-    ) as bar:
+    with (
+        tqdm(
+            total=len(scored),
+            desc="Scoring candidates",
+            unit="candidate",
+            disable=disable_tqdm or lm.rank != 0,
+        ) as bar,
+        _items_named(engine, [requests[pairs[keys[index]][0]] for index, _ in scored]),
+    ):
         tokens = contexts = 0
         for part in engine.score([row for _, row in scored], extras):
             for place, scores in part:
@@ -174,13 +178,28 @@ def score_requests(
     return [score for score in found if score is not None]
 
 
+@contextmanager
+def _items_named(engine: Engine, requests: Sequence[Instance]) -> Iterator[None]:
+    """Says what was being scored when an error came: of several processes, one alone has it."""
+    try:
+        yield
+    except Exception:
+        items = dict.fromkeys(_item(requests[place]) for place in engine.at_work)
+        logger.error("failed while scoring %s", "; ".join(items))
+        raise
+
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _refused(request: Instance, why: str) -> ValueError:
-    item = (request.doc or {}).get("paper_id", request.doc_id)
-    where = f"task {request.task_name}, item {item}: " if request.task_name else ""
+    where = f"{_item(request)}: " if request.task_name else ""
     return ValueError(f"{where}candidate {request.idx} {why}; remove or mend it")
+
+
+def _item(request: Instance) -> str:
+    item = (request.doc or {}).get("paper_id", request.doc_id)
+    return f"task {request.task_name}, item {item}"
 
 
 def _score(

@@ -2,18 +2,21 @@
 
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import lm_eval
 import lm_eval.evaluator
 import pytest
 import requests
 import tenacity
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from lm_eval_hyprank import tasks
 from lm_eval_hyprank.judge import asking
 from lm_eval_hyprank.judge.asking import JudgeError
+from lm_eval_hyprank.judge.replies import read_ranking
 from tests import tiny
 from tests.conftest import TASK_CONFIGS
 from tests.judge.scripted import reply, serve
@@ -423,3 +426,42 @@ def test_other_tasks_in_the_run_are_asked_as_lm_eval_does(papers, tmp_path):
         results = run(server.url, task=[TASK, stock], limit=2)
     assert results["results"]["stock_generation"]["exact_match,none"] == 1
     assert results["hyprank"]["judge"][TASK]["invalid"] == {"empty": 2}
+
+
+@pytest.mark.parametrize("opened", ["<think>\n", "<Thinking>", "[THINK]"])
+def test_reasoning_that_the_prompt_opens_is_no_answer(opened):
+    """The templates of some models open the block, so that a reply cut off in it has no mark."""
+
+    class Thinker(LM):
+        def generate_until(self, asked, disable_tqdm=False):
+            closed = opened.strip().replace("<", "</").replace("[", "[/")
+            replies = [f"The form is {GOOD}, so", f"Hm.{closed}{GOOD}"]
+            for request, answer in zip(asked, replies, strict=True):
+                self.cache_hook.add_partial("generate_until", request.args, answer)
+            return replies
+
+        loglikelihood = loglikelihood_rolling = generate_until
+
+    filed = []
+    model = Thinker()
+    model.cache_hook.add_partial = lambda method, args, answer: filed.append(answer)
+    asked = [Instance("generate_until", {}, (f"Rank them. {opened}", {}), 0) for _ in range(2)]
+    replies = asking.ask(model, model.generate_until, asked)
+    assert filed == replies
+    thought, answered = (read_ranking(answer, 16) for answer in replies)
+    assert thought.value is None
+    assert thought.invalid == "cut off: it ends within its reasoning"
+    assert answered.value == [5, 4, 3, 2, 0]
+    bare = Instance("generate_until", {}, ("Rank them.", {}), 0)
+    assert asking.ask(model, lambda asked: [GOOD], [bare]) == [GOOD]
+
+
+def test_a_model_in_a_server_of_its_own_is_known_by_its_files(tmp_path):
+    """The weights of lm-eval's vllm and sglang are out of reach, and a name may get new ones."""
+    served = SimpleNamespace(model_args={"model": str(tmp_path), "tensor_parallel_size": 1})
+    fingerprints = [asking.judge_fingerprint(served)]
+    for content in ("first", "second one"):
+        (tmp_path / "model.safetensors").write_text(content, encoding="utf-8")
+        fingerprints.append(asking.judge_fingerprint(served))
+        assert asking.judge_fingerprint(served) == fingerprints[-1]
+    assert len(set(fingerprints)) == 3

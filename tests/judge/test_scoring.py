@@ -15,9 +15,8 @@ from lm_eval_hyprank.judge.scoring import (
     aggregate,
     borda,
     listwise_results,
-    pairwise_note,
+    note,
     pairwise_results,
-    psc_note,
     psc_results,
 )
 from tests.conftest import TASK_CONFIGS
@@ -90,10 +89,10 @@ def test_rankings_are_turned_back_to_candidates_and_aggregated_by_points():
     assert found["agreement@1"] == pytest.approx(1 / 3)
     assert found["agreement@5"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
     assert found["chose_shown_first"] == pytest.approx(1 / 3)
-    note = psc_note(paper, readings)
-    assert note["ranking"] == [IDS[n] for n in (2, 4, 5, 3, 6, 7, 8)]
-    assert note["orders"][1]["candidate_ids"][0] == "c2"
-    assert note["orders"][1]["ranking"] == [IDS[n] for n in (2, 3, 4, 5, 6)]
+    told = note(paper, readings)
+    assert told["ranking"] == [IDS[n] for n in (2, 4, 5, 3, 6, 7, 8)]
+    assert told["orders"][1]["candidate_ids"][0] == "c2"
+    assert told["orders"][1]["ranking"] == [IDS[n] for n in (2, 3, 4, 5, 6)]
 
 
 def test_a_paper_counts_by_the_orders_that_can_be_read():
@@ -105,7 +104,7 @@ def test_a_paper_counts_by_the_orders_that_can_be_read():
     none = psc_results(paper, [NOTHING] * 3)
     assert set(none.values()) == {0.0}
     assert "hit@1_valid" not in none
-    assert psc_note(paper, [NOTHING] * 3)["ranking"] is None
+    assert note(paper, [NOTHING] * 3)["ranking"] is None
 
 
 def test_the_aggregate_does_not_depend_on_which_order_came_first():
@@ -171,10 +170,8 @@ def test_an_unreadable_verdict_is_no_vote():
     assert found["accuracy"] == found["accuracy_gold_first"] == found["win_rate"] == 1
     assert found["both_correct"] == 1
     assert found["parse_rate"] == found["accuracy_all"] == pytest.approx(29 / 30)
-    note = pairwise_note(
-        doc(orders=PAIRS), verdicts(lambda j, first: None if j == 1 and first else True)
-    )
-    assert note["verdicts"][:2] == [
+    told = note(doc(orders=PAIRS), verdicts(lambda j, first: None if j == 1 and first else True))
+    assert told["verdicts"][:2] == [
         {"candidate_id": "c1", "gold_first": True, "winner": None, "invalid": "empty"},
         {"candidate_id": "c1", "gold_first": False, "winner": "gold", "invalid": None},
     ]
@@ -351,3 +348,25 @@ def test_every_metric_that_is_listed_has_a_value_and_none_is_guessed(task, caplo
     assert all(math.isfinite(row[f"{name}_stderr,judge"]) for name in emitted)
     for phrase in ("No aggregation", "aggregation is not", "higher_is_better"):
         assert phrase not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "noted"),
+    [
+        ("hyprank_demo_judge", "ranking"),
+        ("hyprank_demo_judge_psc", "orders"),
+        ("hyprank_demo_pairwise", "verdicts"),
+    ],
+)
+def test_a_task_of_ones_own_with_metadata_of_its_own_is_told_of_alike(task, noted, tmp_path):
+    """lm-eval replaces an included task's metadata whole."""
+    (tmp_path / "mine.yaml").write_text(
+        f"include: {TASK_CONFIGS}/demo/{task}.yaml\ntask: mine\nmetadata: {{version: 2.0}}\n",
+        encoding="utf-8",
+    )
+    answer = '{"better": 1}' if "pair" in task else '{"ranking": [0, 1, 2, 3, 4]}'
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    results = lm_eval.simple_evaluate(
+        model=Judge(lambda request: answer), tasks=["mine"], task_manager=manager, limit=2
+    )
+    assert noted in results["samples"]["mine"][0]["judge"]
