@@ -70,9 +70,9 @@ EXTRAS = {
 VOCABULARIES = (32_768, 65_536, 131_072, 262_144)
 
 
-def load(model: str, device: str, dtype: str, batch_size: int) -> EnergyHFLM:
+def load(model: str, device: str, dtype: str) -> EnergyHFLM:
     """Loads the model; both ways of scoring are tried on this one object."""
-    return EnergyHFLM(pretrained=model, device=device, dtype=dtype, batch_size=batch_size)
+    return EnergyHFLM(pretrained=model, device=device, dtype=dtype, batch_size=16)
 
 
 def with_tokenizer_of(lm: HFLM, model: Any) -> EnergyHFLM:
@@ -233,7 +233,7 @@ def peak_memory(way: str, batch_size: int, options: argparse.Namespace) -> int:
 
 def measure_memory(options: argparse.Namespace) -> None:
     """Prints what `peak_memory` reads; the other end of its pipe."""
-    lm = load(options.model, options.device, options.dtype, 16)
+    lm = load(options.model, options.device, options.dtype)
     papers = papers_of(lm, options.data, options.papers)
     cuda = lm.device.type == "cuda"
 
@@ -445,7 +445,7 @@ def main() -> None:
         return
 
     console = Console(width=140, highlight=False)
-    lm = load(options.model, options.device, options.dtype, 16)
+    lm = load(options.model, options.device, options.dtype)
     console.print(
         f"{Path(options.model).name}, {options.dtype}, {options.device}, "
         f"{torch.get_num_threads()} thread(s); {platform.machine()}, "

@@ -17,6 +17,10 @@ from lm_eval_hyprank.extras import Extras, free_energy_name
 Floats = npt.NDArray[np.float32]
 
 
+VALUES = ("nll", "raw", "logz")
+"""What is known of every token; anything further is in `TokenValues.extra`."""
+
+
 @dataclass(frozen=True, eq=False)
 class TokenValues:
     """The values of a continuation's N tokens, all in nats; every array of shape ``[N]``.
@@ -44,11 +48,11 @@ class TokenValues:
         Raises:
             ValueError: They were not computed.
         """
-        if name in ("nll", "raw", "logz"):
+        if name in VALUES:
             values: Floats = getattr(self, name)
             return values
         if name not in self.extra:
-            have = ", ".join(["nll", "raw", "logz", *self.extra])
+            have = ", ".join([*VALUES, *self.extra])
             raise ValueError(f"the tokens have no values {name!r}; they have {have}")
         return self.extra[name]
 

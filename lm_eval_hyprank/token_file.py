@@ -19,13 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import lm_eval_hyprank
-from lm_eval_hyprank.scores import ContinuationScore, TokenValues
+from lm_eval_hyprank.scores import VALUES, ContinuationScore, TokenValues
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-
-VALUES = ("nll", "raw", "logz")
-"""Columns of float32 lists that every file has; further ones are those of `Extras`."""
 
 
 def folder_for(folder: str, task: str) -> Path:

@@ -8,8 +8,8 @@ from lm_eval.filters import build_filter_ensemble
 
 from lm_eval_hyprank import ContinuationScore
 from lm_eval_hyprank.extras import Extras
-from lm_eval_hyprank.filters import CandidateScore, chance
-from lm_eval_hyprank.scores import TokenValues
+from lm_eval_hyprank.filters import CandidateScore, EmbeddingScore, chance
+from lm_eval_hyprank.scores import SimilarityScore, TokenValues
 from tests import tiny
 
 
@@ -123,3 +123,18 @@ def test_chance_ties_all_candidates_and_leaves_out_what_has_no_score():
     found = chance([[score(1.0)], [score(2.0)], [score(math.nan)]], [{}] * 3)
     assert found[:2] == [0.0, 0.0]
     assert math.isnan(found[2])
+
+
+def test_an_unknown_score_of_embeddings_is_refused_with_the_choice():
+    with pytest.raises(ValueError, match="choose one of cosine, num_tokens, num_bytes"):
+        EmbeddingScore("nll")
+
+
+def test_an_item_without_a_direction_is_invalid():
+    responses = [
+        [SimilarityScore(cosine=c, num_tokens=1, num_bytes=4, truncated=False)]
+        for c in (0.5, float("nan"))
+    ]
+    docs = [{"paper_id": "a"}, {"paper_id": "b"}]
+    assert EmbeddingScore("cosine", higher_is_better=True).apply(responses, docs)[0] == -0.5
+    assert np.isnan(EmbeddingScore("num_bytes").apply(responses, docs)[1])

@@ -13,7 +13,14 @@ from lm_eval_hyprank import ContinuationScore
 from lm_eval_hyprank.energy import token_scores
 from lm_eval_hyprank.extras import Extras
 from lm_eval_hyprank.models.hf import _token_values
-from lm_eval_hyprank.scores import TOKEN_SCORES, TokenValues, free_energy, min_k, nll_first
+from lm_eval_hyprank.scores import (
+    TOKEN_SCORES,
+    SimilarityScore,
+    TokenValues,
+    free_energy,
+    min_k,
+    nll_first,
+)
 from tests import tiny
 
 FINITE = st.floats(-1e6, 1e6)
@@ -220,3 +227,9 @@ def test_token_values_survive_pickling_with_their_score():
     for name in ("token_ids", "nll", "raw", "logz"):
         assert np.array_equal(getattr(copy, name), getattr(values, name))
     assert copy.extra.keys() == {"logp_mean", "logp_var"}
+
+
+def test_similarity_survives_pickling():
+    score = SimilarityScore(cosine=0.5, num_tokens=3, num_bytes=9, truncated=True)
+    again = pickle.loads(pickle.dumps(score))
+    assert (type(again), again, again.__dict__) == (SimilarityScore, score, score.__dict__)

@@ -140,3 +140,8 @@ def test_any_data_set_names_an_option_that_it_does_not_use(name, tmp_path, caplo
     wanted = {"data": str(data), "prompt": "{{ q }}", "gold": "gold", "negatives": "wrong"}
     assert tasks.ranking_dataset(**wanted, **{name: "x"})["test"]
     assert f"{name} is not used: the YAML's dataset_kwargs say" in caplog.text
+
+
+def test_the_label_is_not_embedded():
+    doc = {"context": "Background: b\nResearch Question: q\nHypothesis:"}
+    assert tasks.background_and_question(doc) == "Background: b\nResearch Question: q"

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-from lm_eval_hyprank.report.intervals import METRICS
+from lm_eval_hyprank.report.intervals import LEVEL, METRICS
 
 Report = Mapping[str, Any]
 
@@ -169,7 +169,7 @@ def _results(report: Report, run: Report, systems: list[Report]) -> Iterator[dic
                     "confidence_interval": {
                         "lower": cell["low"],
                         "upper": cell["high"],
-                        "confidence_level": 0.95,
+                        "confidence_level": LEVEL,
                         "method": _interval_method(report),
                     },
                 }

@@ -72,7 +72,7 @@ def test_plain_scores_are_those_of_the_reference(tmp_path):
 def loaded(folder, dtype="float32"):
     tiny.demo_llama().save_pretrained(folder)
     tiny.demo_tokenizer().save_pretrained(folder)
-    return scoring.load(str(folder), "cpu", dtype, 16)
+    return scoring.load(str(folder), "cpu", dtype)
 
 
 def test_exactness_in_bfloat16(tmp_path, capsys, monkeypatch):

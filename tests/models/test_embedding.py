@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from lm_eval.tasks import TaskManager
 from transformers import BertConfig, BertModel
 
 import lm_eval_hyprank.tasks  # noqa: F401
-from lm_eval_hyprank.filters import EmbeddingScore
 from lm_eval_hyprank.models.embedding import SentenceEmbeddingLM
 from lm_eval_hyprank.scores import SimilarityScore
-from lm_eval_hyprank.tasks import background_and_question
 from tests import tiny
 from tests.conftest import TASK_CONFIGS
 
@@ -177,12 +174,6 @@ def test_the_model_is_registered_and_does_nothing_but_compare(lm: SentenceEmbedd
             method([])
 
 
-def test_scores_survive_pickling() -> None:
-    score = SimilarityScore(cosine=0.5, num_tokens=3, num_bytes=9, truncated=True)
-    again = pickle.loads(pickle.dumps(score))
-    assert (type(again), again, again.__dict__) == (SimilarityScore, score, score.__dict__)
-
-
 def test_several_processes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="runs in one process"):
@@ -202,26 +193,6 @@ def test_the_fingerprint_tells_weights_and_length(folder: Path, tmp_path: Path) 
     }
     assert len(prints) == 3
     assert SentenceEmbeddingLM(str(folder), device="cpu").fingerprint() in prints
-
-
-def test_an_unknown_score_is_refused_with_the_choice() -> None:
-    with pytest.raises(ValueError, match="choose one of cosine, num_tokens, num_bytes"):
-        EmbeddingScore("nll")
-
-
-def test_an_item_without_a_direction_is_invalid() -> None:
-    responses = [
-        [SimilarityScore(cosine=c, num_tokens=1, num_bytes=4, truncated=False)]
-        for c in (0.5, float("nan"))
-    ]
-    docs = [{"paper_id": "a"}, {"paper_id": "b"}]
-    assert EmbeddingScore("cosine", higher_is_better=True).apply(responses, docs)[0] == -0.5
-    assert np.isnan(EmbeddingScore("num_bytes").apply(responses, docs)[1])
-
-
-def test_the_label_is_not_embedded() -> None:
-    doc = {"context": "Background: b\nResearch Question: q\nHypothesis:"}
-    assert background_and_question(doc) == "Background: b\nResearch Question: q"
 
 
 # --- through lm-eval ------------------------------------------------------------------------
@@ -252,7 +223,6 @@ def test_the_demo_runs_into_the_same_tables(folder: Path) -> None:
     for scorer in ("cosine", "shortest"):
         for metric in ("hit@1", "hit@5", "mrr", "win_rate", "invalid"):
             assert 0 <= row[f"{metric},{scorer}"] <= 1
-    assert results["configs"][TASK]["metadata"]["kind"] == "embedding"
     assert len(results["hyprank"]["model_fingerprint"]) == 16
     sample = next(s for s in results["samples"][TASK] if s["filter"] == "cosine")
     assert len(sample["num_tokens"]) == 16

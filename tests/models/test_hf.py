@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
+from tokenizers import normalizers
 from transformers import (
     LlamaConfig,
     T5Config,
@@ -282,3 +283,21 @@ def test_half_a_surrogate_pair_is_refused(lm, text, where):
     pair = (text, pair[1]) if where == 0 else (pair[0], text)
     with pytest.raises(ValueError, match=r"candidate 0 .* half of a surrogate pair"):
         lm.loglikelihood(tiny.requests([pair]))
+
+
+def test_an_empty_candidate_is_refused_with_its_item(lm):
+    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 is empty"):
+        lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, "")], task="demo"))
+
+
+def test_a_candidate_without_tokens_is_refused_with_its_item(lm):
+    """Whitespace after a header is none, and a normaliser may remove what a reader cannot see."""
+    requests = tiny.requests([(CONTEXT, " rivers"), (CONTEXT, " \n")], task="demo")
+    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 .* has no tokens"):
+        score_requests(lm, requests, after_header={"demo"})
+    tokenizer = tiny.tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    deaf = hflm(tokenizer=tokenizer)
+    requests = tiny.requests([(CONTEXT, "\u200b"), (CONTEXT, " rivers")], task="demo")
+    with pytest.raises(ValueError, match=r"item paper 0: candidate 0 .* has no tokens"):
+        deaf.loglikelihood(requests)

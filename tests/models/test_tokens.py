@@ -11,7 +11,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from lm_eval_hyprank.models.hf import score_requests
 from lm_eval_hyprank.models.tokens import encode
 from tests import tiny
 from tests.models.test_hf import CONTEXT, PAIRS, hflm
@@ -158,24 +157,6 @@ def test_a_continuation_of_whitespace_has_tokens(lm):
 def test_special_tokens_of_a_chat_template_stay_tokens(lm):
     prefix, _ = ids_of(lm, ("<s>user\nWhy?</s>", " rivers"))
     assert lm.tokenizer.eos_token_id in prefix
-
-
-def test_an_empty_candidate_is_refused_with_its_item(lm):
-    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 is empty"):
-        lm.loglikelihood(tiny.requests([(CONTEXT, " rivers"), (CONTEXT, "")], task="demo"))
-
-
-def test_a_candidate_without_tokens_is_refused_with_its_item(lm):
-    """Whitespace after a header is none, and a normaliser may remove what a reader cannot see."""
-    requests = tiny.requests([(CONTEXT, " rivers"), (CONTEXT, " \n")], task="demo")
-    with pytest.raises(ValueError, match=r"task demo, item paper 1: candidate 1 .* has no tokens"):
-        score_requests(lm, requests, after_header={"demo"})
-    tokenizer = tiny.tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
-    deaf = hflm(tokenizer=tokenizer)
-    requests = tiny.requests([(CONTEXT, "\u200b"), (CONTEXT, " rivers")], task="demo")
-    with pytest.raises(ValueError, match=r"item paper 0: candidate 0 .* has no tokens"):
-        deaf.loglikelihood(requests)
 
 
 # ---- length

@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lm_eval_hyprank.datasets.demo import FOLDER as DATA
+from lm_eval_hyprank.datasets.validation import DISCIPLINES
+
 Row = dict[str, Any]
 Measure = Callable[[str], int]
-
-DATA = Path(__file__).resolve().parents[2] / "lm_eval_hyprank" / "datasets" / "demo_data"
-
-DISCIPLINES = [
-    "Astronomy",
-    "Biology",
-    "Business",
-    "Cell Biology",
-    "Chemistry",
-    "Earth Science",
-    "Energy Science",
-    "Environmental Science",
-    "Law",
-    "Material Science",
-    "Math",
-    "Physics",
-]
 
 RANKING_SCHEMA: dict[str, type] = {
     "sample_id": str,
@@ -112,7 +97,7 @@ def test_schema(rows: list[Row], schema: dict[str, type]) -> None:
 
 
 def test_each_discipline_once_and_files_join() -> None:
-    assert [row["discipline"] for row in RANKING] == DISCIPLINES
+    assert [row["discipline"] for row in RANKING] == list(DISCIPLINES)
     shared = ("sample_id", "discipline", "doi", "research_question")
     assert [[row[f] for f in shared] for row in RANKING] == [
         [row[f] for f in shared] for row in PAPERS
