@@ -324,7 +324,7 @@ def _report(options: argparse.Namespace) -> int:
     for title, status in (("Superseded", "superseded"), ("Left out", "left_out")):
         for entry in runs.files[status]:
             _line(console, f"{title}: {entry['file']}: {entry['why']}")
-    for note in runs.notes:
+    for note in report["notes"]:
         _line(console, note)
     for name in ("index.html", "report.md", "report.json"):
         _line(console, str(options.output / name))

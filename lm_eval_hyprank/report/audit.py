@@ -42,6 +42,9 @@ Length = Literal["num_tokens", "num_bytes"]
 MATCHED_METRICS = ("hit@1", "hit@5", "win_rate")
 """What is reported among length-matched candidates."""
 
+WINDOW = (0.75, 1.33)
+"""Least and greatest length of a length-matched negative, as multiples of the gold's, inclusive."""
+
 
 def length_baselines(
     candidates: pd.DataFrame, length: Length = "num_tokens", settings: Settings = DEFAULTS
@@ -68,6 +71,9 @@ def length_baselines(
 
 def row_spearman(one: Floats, other: Floats) -> Floats:
     """Spearman's ρ of each row of two arrays, tied values at their mean rank.
+
+    All rows at once, which scipy can do from 1.17 on (``spearmanrho``); the tests compare it with
+    scipy's ``spearmanr``, pair by pair.
 
     Args:
         one: Shape (rows, n).
@@ -116,18 +122,14 @@ def length_correlation(
 
 
 def length_matched(
-    candidates: pd.DataFrame,
-    length: Length = "num_tokens",
-    settings: Settings = DEFAULTS,
-    window: tuple[float, float] = (0.75, 1.33),
+    candidates: pd.DataFrame, length: Length = "num_tokens", settings: Settings = DEFAULTS
 ) -> pd.DataFrame:
-    """Ranks the gold among the negatives of about its own length.
+    """Ranks the gold among the negatives of about its own length (`WINDOW`).
 
     Args:
         candidates: One row a (system, paper, candidate), with the length.
         length: ``num_tokens`` or ``num_bytes``.
         settings: Resamples, seed and kind of interval.
-        window: Least and greatest length of a negative, as multiples of the gold's, inclusive.
 
     Returns:
         One row a system and metric of `MATCHED_METRICS`: ``system``, ``metric``, ``value``,
@@ -136,7 +138,7 @@ def length_matched(
         ``invalid`` (papers whose scores or lengths are not all finite; an unreadable reply of a
         listwise judge is a miss instead). Systems without a matched paper have no row.
     """
-    parts = [_matched(block, length, window) for block in blocks(candidates, ("score", length))]
+    parts = [_matched(block, length) for block in blocks(candidates, ("score", length))]
     columns = ["system", "metric", "value", "low", "high", "chance", "papers", "left_out"]
     columns.append("invalid")
     if not parts:
@@ -154,11 +156,11 @@ def length_matched(
     return table[columns]
 
 
-def _matched(block: Block, length: str, window: tuple[float, float]) -> pd.DataFrame:
+def _matched(block: Block, length: str) -> pd.DataFrame:
     scores, lengths = block.columns["score"], block.columns[length]
     rows = np.arange(len(scores))
     ratio = lengths / lengths[rows, block.gold][:, None]
-    inside: npt.NDArray[np.bool_] = (ratio >= window[0]) & (ratio <= window[1])
+    inside: npt.NDArray[np.bool_] = (ratio >= WINDOW[0]) & (ratio <= WINDOW[1])
     inside[rows, block.gold] = True
     known, readable = finite_rows(lengths), finite_rows(scores)
     # A listwise judge's reply that cannot be read is no hit, as in `with_misses`.
@@ -244,7 +246,7 @@ def fit_logit(
     return Logit(beta, np.sqrt(np.diag(covariance))), ""
 
 
-def conditional_logit(candidates: pd.DataFrame, length: Length = "num_tokens") -> pd.DataFrame:
+def conditional_logit(candidates: pd.DataFrame) -> pd.DataFrame:
     """How much of each score goes on telling the gold once log length is known.
 
     The gold of a paper is modelled as a choice among its candidates by score and log
@@ -252,8 +254,7 @@ def conditional_logit(candidates: pd.DataFrame, length: Length = "num_tokens") -
     more is better. A coefficient is the log-odds of being the gold per standard deviation.
 
     Args:
-        candidates: One row a (system, paper, candidate), with the length.
-        length: ``num_tokens`` or ``num_bytes``.
+        candidates: One row a (system, paper, candidate), with ``num_tokens``.
 
     Returns:
         One row a system: ``system``, ``papers`` (valid ones), ``score_alone`` (coefficient without
@@ -262,21 +263,21 @@ def conditional_logit(candidates: pd.DataFrame, length: Length = "num_tokens") -
         clusters), ``reason``: empty, or why the joint fit does not exist, whose numbers are NaN.
     """
     by_system: dict[str, list[Block]] = {}
-    for block in blocks(candidates, ("score", length)):
+    for block in blocks(candidates, ("score", "num_tokens")):
         by_system.setdefault(str(block.first["system"].iloc[0]), []).append(block)
-    records = [{"system": name, **_logit(parts, length)} for name, parts in by_system.items()]
+    records = [{"system": name, **_logit(parts)} for name, parts in by_system.items()]
     columns = ["system", "papers", "score_alone", "score", "score_low", "score_high"]
     columns += ["log_length", "log_length_low", "log_length_high", "reason"]
     return pd.DataFrame(records, columns=columns)
 
 
-def _logit(parts: Sequence[Block], length: str) -> dict[str, float | str]:
+def _logit(parts: Sequence[Block]) -> dict[str, float | str]:
     differences: list[Floats] = []
     deviations: list[Floats] = []
     papers: list[pd.DataFrame] = []
     for block in parts:
         with np.errstate(divide="ignore", invalid="ignore"):
-            x = np.stack([-block.columns["score"], np.log(block.columns[length])], axis=2)
+            x = np.stack([-block.columns["score"], np.log(block.columns["num_tokens"])], axis=2)
         valid = np.isfinite(x).all(axis=(1, 2))
         x, gold = x[valid], block.gold[valid]
         differences += list(x - x[np.arange(len(x)), gold][:, None])

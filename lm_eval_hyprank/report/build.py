@@ -23,7 +23,13 @@ from lm_eval_hyprank.report.audit import (
     length_correlation,
     length_matched,
 )
-from lm_eval_hyprank.report.comparisons import agreement, best_of, compare, tiers
+from lm_eval_hyprank.report.comparisons import (
+    agreement,
+    best_of,
+    compare,
+    tiers,
+    with_all_papers,
+)
 from lm_eval_hyprank.report.controls import context_shares, pmi_scores
 from lm_eval_hyprank.report.found import LIST_JUDGES
 from lm_eval_hyprank.report.intervals import (
@@ -66,10 +72,16 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
     papers = paper_metrics(scores)
     control_papers = paper_metrics(runs.control_scores)
     # That a system differs from chance says its interval.
-    rivals = with_misses(papers[papers["scorer"] != "chance"])
+    counted = with_misses(papers[papers["scorer"] != "chance"])
+    rivals = with_all_papers(counted, TIER_METRIC)
     compared = compare(rivals, TIER_METRIC, settings)
-    tier_of = tiers(rivals, compared, TIER_METRIC)
-    systems = _systems(runs, scores, papers, control_papers, tier_of, settings)
+    standings: dict[str, Report] = {
+        name: {"tier": tier} for name, tier in tiers(rivals, compared, TIER_METRIC).items()
+    }
+    filled = rivals["system"].isin(counted.loc[counted[TIER_METRIC].isna(), "system"])
+    for name, cells in _cells(estimates(rivals[filled], (TIER_METRIC,), settings=settings)).items():
+        standings[name]["compared"] = cells[TIER_METRIC]
+    systems = _systems(runs, scores, papers, control_papers, standings, settings)
     report: Report = {
         "schema_version": SCHEMA_VERSION,
         "version": lm_eval_hyprank.__version__,
@@ -95,12 +107,12 @@ def build_report(runs: Runs, settings: Settings, text: bool = True) -> Report:
             "pmi_absent": pmi_absent,
         },
         "files": runs.files,
-        "notes": runs.notes,
+        "notes": [*runs.notes, *_control_notes(runs.systems, pmi_absent)],
         "papers": _papers(
             runs, pd.concat([scores, runs.control_scores], ignore_index=True), systems, text
         ),
     }
-    if best := _best(papers, runs.systems, settings):
+    if best := _best(rivals, runs.systems, settings):
         report["best"] = best
     return report
 
@@ -155,7 +167,7 @@ def _systems(
     scores: pd.DataFrame,
     papers: pd.DataFrame,
     control_papers: pd.DataFrame,
-    tier_of: Mapping[str, int],
+    standings: Mapping[str, Report],
     settings: Settings,
 ) -> list[Report]:
     parts = [papers, control_papers, runs.pairwise]
@@ -163,7 +175,7 @@ def _systems(
     every = every.reindex(columns=list(dict.fromkeys([*papers, *every])))
     every = _with_first_choices(every, runs.replies)
     judged = every["kind"].isin(LIST_JUDGES)
-    columns = (*METRICS, "win_rate_terminal", *_PAIRWISE_METRICS, "chose_shown_first")
+    columns = (*METRICS, "win_rate_terminal", *PAIRWISE_METRICS, "chose_shown_first")
     valid = _cells(estimates(every, columns, settings=settings))
     counted = with_misses(every)
     whole = _cells(estimates(counted[judged], columns, settings=settings))
@@ -198,8 +210,7 @@ def _systems(
             system |= {"control": facts["control"], "control_of": facts["control_of"]}
         if facts.get("diagnostic"):
             system["diagnostic"] = True
-        if name in tier_of:
-            system["tier"] = tier_of[name]
+        system |= standings.get(name, {})
         if kind in LIST_JUDGES:
             system["metrics_valid"] = valid.get(name, {})
             replies = runs.replies[runs.replies["system"] == name]
@@ -220,7 +231,7 @@ def _systems(
     return systems
 
 
-_PAIRWISE_METRICS = (
+PAIRWISE_METRICS = (
     *("accuracy", "accuracy_all", "accuracy_gold_first", "accuracy_gold_second"),
     *("both_correct", "contradiction", "both_wrong"),
     *("beats_majority_gold_first", "beats_majority_gold_second"),
@@ -325,7 +336,7 @@ def _length_audit(scores: pd.DataFrame, settings: Settings) -> Report:
     return {
         "baselines_bytes": _records(length_baselines(one, "num_bytes", settings)),
         "baselines_tokens": _records(length_baselines(tokens, "num_tokens", settings)),
-        "conditional_logit": _records(conditional_logit(tokens, "num_tokens")),
+        "conditional_logit": _records(conditional_logit(tokens)),
     }
 
 
@@ -353,21 +364,16 @@ def _agreement(scores: pd.DataFrame, settings: Settings) -> list[Report]:
     ]
 
 
-def _best(papers: pd.DataFrame, systems: pd.DataFrame, settings: Settings) -> Report | None:
-    """The best of all models' scorers, and what is left of it after the choice is paid for.
+def _best(rivals: pd.DataFrame, systems: pd.DataFrame, settings: Settings) -> Report | None:
+    """The best of all models' scorers and judges, and what is left of it after the choice is paid.
 
-    Judges are not among them: a paper counts only where every system could rank it. Nor are
-    diagnostics, which rank without looking at the observed tokens.
+    Diagnostics, which rank without looking at the observed tokens, are not among them.
     """
     diagnostic = systems.loc[systems["diagnostic"], "system"]
-    chosen = papers[
-        papers["kind"].isin(("energy", "embedding")) & ~papers["system"].isin(diagnostic)
-    ]
-    if chosen.empty:
-        return None
+    chosen = rivals[(rivals["kind"] != "trivial") & ~rivals["system"].isin(diagnostic)]
     try:
         best = best_of(chosen, TIER_METRIC, settings)
-    except ValueError:  # one DOI, or no paper that every system could rank
+    except ValueError:  # no system, or one DOI
         return None
     return {
         "metric": TIER_METRIC,
@@ -378,6 +384,33 @@ def _best(papers: pd.DataFrame, systems: pd.DataFrame, settings: Settings) -> Re
         "corrected": cell(best.corrected),
         "chosen": best.chosen,
     }
+
+
+def _control_notes(systems: pd.DataFrame, pmi_absent: Sequence[Mapping[str, str]]) -> list[str]:
+    """Which controls are compared with nothing, and why there is no PMI; of runs with controls."""
+    is_control = systems["control"] != ""
+    if not is_control.any():
+        return []
+    whole, controls = systems[~is_control], systems[is_control]
+    there = set(zip(whole["model"], whole["name"], strict=True))
+    alone: dict[str, list[str]] = {}
+    for model, task in dict.fromkeys(zip(controls["model"], controls["control_of"], strict=True)):
+        if (model, task) not in there:
+            alone.setdefault(task, []).append(model)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for entry in pmi_absent:
+        reasons.setdefault((entry["task"], entry["why"]), []).append(entry["model"])
+    return [
+        *(
+            f"The controls of {task} stand beside that task itself, of which there is no run of "
+            f"{', '.join(models)}: they are compared with nothing."
+            for task, models in alone.items()
+        ),
+        *(
+            f"No PMI of {', '.join(models)} on {task}: {why}."
+            for (task, why), models in reasons.items()
+        ),
+    ]
 
 
 def _papers(

@@ -1,7 +1,8 @@
 """Which systems differ, by how much, and how far they agree with one another.
 
 Differences are paired: every system ranks the same papers, so what is tested is the mean
-difference within papers, with papers of one DOI kept together.
+difference within papers, with papers of one DOI kept together. A paper that a system could not
+rank is a miss in tests, tiers and the best of many (:func:`with_all_papers`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ ALPHA = 0.05
 POWER = 0.8
 """Power at which the minimum detectable effect is given."""
 
+FOLDS = 10
+"""Folds of the cross-fitted best, where there are as many clusters."""
+
 
 @dataclass(frozen=True)
 class BestOf:
@@ -48,7 +52,7 @@ class BestOf:
         naive: Its mean with interval: too high, for chance helped to choose it.
         corrected: The cross-fitted mean with interval (see :func:`best_of`).
         chosen: How often each system won on the papers of the other folds, those that ever did.
-        papers: Number of papers, those with a value under every system.
+        papers: Number of papers.
     """
 
     system: str
@@ -66,8 +70,8 @@ class Agreement:
     Attributes:
         task: Task of the systems compared.
         scorer: Scorer of the systems compared.
-        models: Their models, in order of first appearance.
-        papers: Number of papers that every model ranks.
+        models: Their models, in order of first appearance, those with too few papers left out.
+        papers: Number of papers that every one of these models ranks.
         all_first: Number of those whose gold every model ranks first, alone.
         w: Kendall's coefficient of concordance W, mean over papers, with interval; empty if no
             paper has one.
@@ -86,11 +90,27 @@ class Agreement:
     tau: pd.DataFrame
 
 
+def with_all_papers(papers: pd.DataFrame, metric: str = "hit@1") -> pd.DataFrame:
+    """Counts a paper that a system could not rank as a miss, so that all systems have all papers.
+
+    On the papers that it could rank alone, a system with a few easy ones would be the best of all.
+
+    Args:
+        papers: One row a (system, paper) with ``system`` and the metric, NaN where it has none.
+        metric: A per-paper value, higher is better, 0 for a miss.
+
+    Returns:
+        The rows of the systems that have the metric for any paper.
+    """
+    ranked = papers[papers.groupby("system")[metric].transform("count") > 0]
+    return ranked.assign(**{metric: ranked[metric].astype(float).fillna(0.0)})
+
+
 def _matrix(papers: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, npt.NDArray[np.intp]]:
     """Papers × systems that have the metric (order of appearance), and each paper's cluster."""
-    known = papers[papers.groupby("system")[metric].transform("count") > 0]
+    known = with_all_papers(papers, metric)
     matrix = known.pivot(index="paper_id", columns="system", values=metric)
-    matrix = matrix[list(dict.fromkeys(known["system"]))].astype(float)
+    matrix = matrix[list(dict.fromkeys(known["system"]))]
     doi = papers.drop_duplicates("paper_id").set_index("paper_id")["doi"].reindex(matrix.index)
     ids = cluster_ids(doi, pd.Series(matrix.index, index=matrix.index))
     return matrix, pd.factorize(ids, sort=True)[0]
@@ -101,7 +121,7 @@ def compare(
     metric: str = "hit@1",
     settings: Settings = DEFAULTS,
 ) -> pd.DataFrame:
-    """Tests every pair of systems on the papers that both have a value for.
+    """Tests every pair of systems on all papers, a paper without a value being a miss.
 
     The test flips the sign of each cluster's difference at random (a paired permutation test,
     Fisher 1935; p = (1 + as extreme) / (1 + flips), Phipson & Smyth 2010). The flips are as
@@ -119,35 +139,26 @@ def compare(
     Returns:
         One row a pair, ``a`` the one with the higher mean difference: ``a``, ``b``,
         ``difference`` (a − b), ``low``, ``high``, ``p``, ``p_holm``, ``mde``, ``papers``,
-        ``clusters``. Pairs without two clusters in common have no row; ``mde`` is NaN where all
+        ``clusters``. There are no rows with fewer than two clusters; ``mde`` is NaN where all
         differences are equal. Systems without the metric are not compared.
     """
     matrix, cluster = _matrix(papers, metric)
     values = matrix.to_numpy()
-    left, right = (
-        (
-            np.array(side, dtype=int)
-            for side in zip(*combinations(range(values.shape[1]), 2), strict=True)
-        )
-        if values.shape[1] > 1
-        else (np.zeros(0, dtype=int),) * 2
-    )
-    sums, counts = cluster_sums(values[:, left] - values[:, right], cluster)
-    enough = (counts > 0).sum(axis=0) > 1
-    left, right, sums, counts = left[enough], right[enough], sums[:, enough], counts[:, enough]
+    pairs = list(combinations(range(values.shape[1]), 2))
+    clusters = len(np.unique(cluster))
     columns = ["a", "b", "difference", "low", "high", "p", "p_holm", "mde", "papers", "clusters"]
-    if not len(left):
+    if not pairs or clusters < 2:
         return pd.DataFrame(columns=columns)
 
+    left, right = np.array(pairs).T
+    sums, counts = cluster_sums(values[:, left] - values[:, right], cluster)
     found = ratio_intervals(sums, counts, settings)
-    clusters = (counts > 0).sum(axis=0)
     residual = ((sums - counts * found.value) ** 2).sum(axis=0)
-    error = np.sqrt(residual * clusters / (clusters - 1)) / counts.sum(axis=0)
+    error = np.sqrt(residual * clusters / (clusters - 1)) / len(values)
     effect = (norm.ppf(1 - ALPHA / 2) + norm.ppf(POWER)) * error
 
-    parts, left_part, right_part = _shared_sums(values, cluster, left, right)
     flips = max(10_000, math.ceil(2 * len(left) / ALPHA))
-    p = sign_flip_p(parts, left_part, right_part, flips, settings.seed)
+    p = sign_flip_p(cluster_sums(values, cluster)[0], left, right, flips, settings.seed)
     holm = multipletests(p, alpha=ALPHA, method="holm")[1]
 
     swap = found.value < 0
@@ -162,40 +173,15 @@ def compare(
             "p": p,
             "p_holm": holm,
             "mde": np.where(error > 0, effect, np.nan),
-            "papers": counts.sum(axis=0).astype(int),
+            "papers": len(values),
             "clusters": clusters,
         }
     )
     return table[columns]
 
 
-def _shared_sums(
-    values: Floats,
-    cluster: npt.NDArray[np.intp],
-    left: npt.NDArray[np.intp],
-    right: npt.NDArray[np.intp],
-) -> tuple[Floats, npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Cluster sums whose differences are the pairs' differences on the papers both have.
-
-    A flipped sum of differences is the difference of two flipped sums, so that flips need be
-    applied once a system (and pattern of missing papers) instead of once a pair.
-
-    Returns:
-        Sums of shape (clusters, parts), and for each pair the part of either side.
-    """
-    known = ~np.isnan(values)
-    patterns, pattern = np.unique(known, axis=1, return_inverse=True)
-    keys = np.stack(
-        [np.concatenate([left, right]), pattern.ravel()[np.concatenate([right, left])]], axis=1
-    )
-    parts, part = np.unique(keys, axis=0, return_inverse=True)
-    masked = np.where(patterns[:, parts[:, 1]], np.nan_to_num(values)[:, parts[:, 0]], 0.0)
-    left_part, right_part = np.split(part.ravel(), 2)
-    return cluster_sums(masked, cluster)[0], left_part, right_part
-
-
 def sign_flip_p(
-    parts: Floats,
+    sums: Floats,
     left: npt.NDArray[np.intp],
     right: npt.NDArray[np.intp],
     flips: int,
@@ -203,10 +189,13 @@ def sign_flip_p(
 ) -> Floats:
     """Two-sided p values of sign-flip tests, all from the same flips.
 
+    A flipped sum of differences is the difference of two flipped sums, so that flips need be
+    applied once a system instead of once a pair.
+
     Args:
-        parts: Sums in each cluster, shape (clusters, parts).
-        left: For each test the part that is compared, shape (K,).
-        right: For each test the part it is compared with.
+        sums: Each system's sum in each cluster, shape (clusters, systems).
+        left: For each test the system that is compared, shape (K,).
+        right: For each test the system it is compared with.
         flips: Number of random flips.
         seed: Seed of the flips.
 
@@ -214,15 +203,15 @@ def sign_flip_p(
         Shape (K,).
     """
     rng = np.random.default_rng(seed)
-    total = parts.sum(axis=0)
+    total = sums.sum(axis=0)
     # Sums in another order differ in the last bits; equal is as extreme.
-    bound = np.abs(total[left] - total[right]) - 1e-9 * np.abs(parts).sum(axis=0).max(initial=1.0)
+    bound = np.abs(total[left] - total[right]) - 1e-9 * np.abs(sums).sum(axis=0).max(initial=1.0)
     extreme = np.zeros(len(left))
     chunk = 2000
     for start in range(0, flips, chunk):
-        size = (min(chunk, flips - start), len(parts))
+        size = (min(chunk, flips - start), len(sums))
         signs = rng.integers(0, 2, size=size, dtype=np.int8) * 2.0 - 1.0
-        flipped = signs @ parts
+        flipped = signs @ sums
         extreme += (np.abs(flipped[:, left] - flipped[:, right]) >= bound).sum(axis=0)
     p: Floats = (1 + extreme) / (1 + flips)
     return p
@@ -231,11 +220,11 @@ def sign_flip_p(
 def tiers(papers: pd.DataFrame, comparisons: pd.DataFrame, metric: str = "hit@1") -> dict[str, int]:
     """Groups systems that cannot be told apart from the best of their group.
 
-    Systems are sorted by their mean (equal means by name). The first opens tier 1, and each that
-    differs from the opener of the current tier at a corrected level of 5 % opens the next one. So
-    no system is told apart from the best of its tier, and the best of a tier is from the best of
-    the tier above. (Groups all of whose members are told apart from all of the others, as in the
-    WMT rankings, would be one group as soon as every neighbour is close to the next.)
+    Systems are sorted by their mean over all papers (equal means by name). The first opens tier 1,
+    and each that differs from the opener of the current tier at a corrected level of 5 % opens the
+    next one. So no system is told apart from the best of its tier, and the best of a tier is from
+    the best of the tier above. (Groups all of whose members are told apart from all of the others,
+    as in the WMT rankings, would be one group as soon as every neighbour is close to the next.)
 
     Args:
         papers: As :func:`compare`.
@@ -245,7 +234,7 @@ def tiers(papers: pd.DataFrame, comparisons: pd.DataFrame, metric: str = "hit@1"
     Returns:
         The tier of each system that has the metric, 1 the best.
     """
-    mean = papers.groupby("system")[metric].mean().dropna()
+    mean = _matrix(papers, metric)[0].mean()
     order = sorted(mean.index, key=lambda system: (-mean[system], system))
     apart = {
         frozenset((a, b))
@@ -264,13 +253,12 @@ def best_of(
     papers: pd.DataFrame,
     metric: str = "hit@1",
     settings: Settings = DEFAULTS,
-    folds: int = 10,
     repeats: int = 20,
 ) -> BestOf:
     """The best system's mean, and the same with the choice and the measurement kept apart.
 
     The highest of several means is biased upwards, for it was chosen on the papers it is measured
-    on. The corrected mean is cross-fitted: clusters are dealt into folds, the winner on
+    on. The corrected mean is cross-fitted: clusters are dealt into `FOLDS` folds, the winner on
     the other folds is measured on each fold, and that is averaged over folds and repeated
     deals (nested cross-validation: Varma & Simon 2006, BMC Bioinformatics 7:91). It is the
     expected value of choosing so. Its interval is ± 1.96 standard deviations of the whole
@@ -282,26 +270,23 @@ def best_of(
         papers: As :func:`compare`.
         metric: The metric, higher is better.
         settings: Resamples, seed and kind of interval.
-        folds: Number of folds, at most the number of clusters.
         repeats: Number of deals.
 
     Raises:
-        ValueError: No paper has the metric under every system, or there are fewer than two
-            clusters to choose and measure on.
+        ValueError: No system has the metric, or there are fewer than two clusters to choose and
+            measure on.
     """
     matrix, cluster = _matrix(papers, metric)
-    complete = matrix.notna().all(axis=1).to_numpy()
-    if not complete.any() or matrix.empty:
-        raise ValueError(f"best of several: no paper has {metric} under every system")
-    matrix, cluster = matrix[complete], np.unique(cluster[complete], return_inverse=True)[1]
+    if len(np.unique(cluster)) < 2:
+        raise ValueError(
+            f"best of several: a system with {metric} and two DOIs are needed to choose and measure"
+        )
     sums, counts = cluster_sums(matrix.to_numpy(), cluster)
-    if len(sums) < 2:
-        raise ValueError("best of several: at least two DOIs are needed to choose and measure")
     means = ratio_intervals(sums, counts, settings)
     winner = int(np.argmax(means.value))
     resamples = resample_weights(len(sums), settings.resamples, settings.seed)
     weights = np.concatenate([np.ones((1, len(sums))), resamples])
-    fitted, choices = cross_fit(sums, counts, weights, folds, repeats, settings.seed)
+    fitted, choices = cross_fit(sums, counts, weights, FOLDS, repeats, settings.seed)
     half = norm.ppf((1 + LEVEL) / 2) * fitted[1:].std()
     names = [str(name) for name in matrix.columns]
     return BestOf(
@@ -366,8 +351,8 @@ def agreement(
         settings: Resamples, seed and kind of interval (of W).
 
     Returns:
-        One `Agreement` for each task and scorer with two models or more, in order of first
-        appearance.
+        One `Agreement` for each task and scorer with two models or more that rank papers in
+        common, in order of first appearance.
 
     Raises:
         ValueError: A model occurs twice for a task and scorer, or models have different
@@ -375,34 +360,49 @@ def agreement(
     """
     results: list[Agreement] = []
     for (task, scorer), rows in candidates.groupby(["task", "scorer"], sort=False):
-        models = tuple(dict.fromkeys(rows["model"]))
-        if len(models) < 2:
-            continue
-        if rows["system"].nunique() != len(models):
+        if rows["system"].nunique() != rows["model"].nunique():
             raise ValueError(f"task {task}, scorer {scorer}: a model has more than one system")
-        results.append(_agreement(str(task), str(scorer), models, rows, settings))
+        models, common = _common(rows)
+        if len(models) > 1:
+            results.append(_agreement(str(task), str(scorer), models, common, settings))
     return results
 
 
-def _common(rows: pd.DataFrame, models: tuple[str, ...]) -> pd.DataFrame:
-    """Rows of the papers that every model ranks; all must have the same candidates there."""
-    finite = np.isfinite(rows["score"]).groupby([rows["model"], rows["paper_id"]]).all()
-    ranked = finite[finite].groupby("paper_id").size()
-    common = rows[rows["paper_id"].isin(ranked[ranked == len(models)].index)]
+def _common(rows: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
+    """The models that are compared, and their rows of the papers that every one of them ranks.
+
+    Those with the most papers come first, and a model is left out if with it half of the papers
+    of the first, or more, were lost: one with few valid papers must not empty the others' figures.
+
+    Raises:
+        ValueError: The models have different candidates for a paper.
+    """
+    models = list(dict.fromkeys(rows["model"]))
+    finite = np.isfinite(rows["score"]).groupby([rows["paper_id"], rows["model"]]).all()
+    ranks = finite.unstack("model", fill_value=False)
+    most = ranks.sum().max()
+    papers = pd.Series(True, index=ranks.index)
+    kept: set[str] = set()
+    for model in sorted(models, key=lambda model: -ranks[model].sum()):
+        left = papers & ranks[model]
+        if left.sum() > most / 2:
+            papers = left
+            kept.add(model)
+    common = rows[rows["model"].isin(kept) & rows["paper_id"].isin(papers.index[papers])]
     seen = common.groupby(["paper_id", "candidate_id"]).size()
-    for paper, candidate in seen[seen != len(models)].index:
+    for paper, candidate in seen[seen != len(kept)].index:
         raise ValueError(
             f"paper {paper!r}: candidate {candidate!r} is not one of every model's; rankings of "
             "different candidates cannot be compared"
         )
-    return common
+    return tuple(model for model in models if model in kept), common
 
 
 def _agreement(
-    task: str, scorer: str, models: tuple[str, ...], rows: pd.DataFrame, settings: Settings
+    task: str, scorer: str, models: tuple[str, ...], common: pd.DataFrame, settings: Settings
 ) -> Agreement:
     by_size: dict[int, list[Block]] = {}
-    for block in blocks(_common(rows, models)):
+    for block in blocks(common):
         by_size.setdefault(block.columns["score"].shape[1], []).append(block)
     top1, tau, tau_papers = (np.zeros((len(models), len(models))) for _ in range(3))
     papers, all_first = 0, 0
@@ -421,15 +421,12 @@ def _agreement(
         tau += np.nansum(pair_tau, axis=2)
         tau_papers += (~np.isnan(pair_tau)).sum(axis=2)
         concordance.append(first[["paper_id", "doi"]].assign(w=kendall_w(scores)))
-    with np.errstate(invalid="ignore"):
-        top1, tau = top1 / papers if papers else top1 * np.nan, tau / tau_papers
+    top1 /= papers
+    with np.errstate(invalid="ignore"):  # a scorer may tie all candidates of every paper
+        tau /= tau_papers
     np.fill_diagonal(top1, 1.0)
     np.fill_diagonal(tau, 1.0)
-    means = (
-        estimates(pd.concat(concordance).assign(scorer=scorer), ("w",), ("scorer",), settings)
-        if concordance
-        else pd.DataFrame()
-    )
+    means = estimates(pd.concat(concordance).assign(scorer=scorer), ("w",), ("scorer",), settings)
     return Agreement(
         task,
         scorer,
@@ -444,6 +441,9 @@ def _agreement(
 
 def kendall_tau(scores: Floats) -> Floats:
     """Kendall's τ-b between raters, item by item (Kendall 1945, Biometrika 33, 239-251).
+
+    All pairs and items in one product, where scipy's ``kendalltau`` takes them one by one, each
+    with a p value; the tests compare the two.
 
     Args:
         scores: Shape (raters, items, candidates).
@@ -465,7 +465,8 @@ def kendall_w(scores: Floats) -> Floats:
 
     W = (12 S) / (m² (n³ − n) − m Σ T), S the squared deviations of the candidates' rank sums, T
     the sum of t³ − t over a rater's tied groups (Kendall & Gibbons 1990, "Rank Correlation
-    Methods", §6). 1 is full agreement, 1 / m is expected of m random rankings.
+    Methods", §6). 1 is full agreement, 1 / m is expected of m random rankings. scipy has no W; the
+    tests take it from its ``friedmanchisquare``.
 
     Args:
         scores: Shape (raters, items, candidates).

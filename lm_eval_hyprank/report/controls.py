@@ -110,7 +110,13 @@ def pmi_scores(runs: Runs) -> tuple[pd.DataFrame, list[dict[str, str]]]:
             if run.fingerprint and runs.runs[number].fingerprint == run.fingerprint
         ]
         if not matching:
-            if theirs.empty:
+            elsewhere = dict.fromkeys(controls.loc[controls["model"] == model, "control_of"])
+            if theirs.empty and elsewhere:
+                why = (
+                    f"the control without context stands beside {', '.join(elsewhere)} itself, so "
+                    "run that task too"
+                )
+            elif theirs.empty:
                 why = "there is no run of this model on the control without context"
             else:
                 other = runs.runs[theirs["run"].iloc[0]].fingerprint

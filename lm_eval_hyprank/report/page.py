@@ -11,9 +11,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lm_eval_hyprank.datasets import demo
+from lm_eval_hyprank.datasets.validation import check_folder
 from lm_eval_hyprank.metrics import rank_metrics
 from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.comparisons import ALPHA
+from lm_eval_hyprank.report.tables import definitions
 
 Report = Mapping[str, Any]
 
@@ -27,7 +30,7 @@ _POLICY = (
 )
 
 
-def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = None) -> None:
+def write_page(report: Report, path: Path, figures: Mapping[str, str]) -> None:
     """Writes a report as one self-contained HTML file; equal input gives equal bytes.
 
     Args:
@@ -62,9 +65,10 @@ def write_page(report: Report, path: Path, figures: Mapping[str, str] | None = N
     html = environment.get_template("page.html.jinja").render(
         report=report,
         audit=_audit(report, chance),
-        figures=[(title, _data_url(svg)) for title, svg in (figures or {}).items()],
+        figures=[(title, _data_url(svg)) for title, svg in figures.items()],
         data={"report": report, "chance": chance},
-        licensed=any(task.startswith("researchbench_") for task in report["paper_set"]["tasks"]),
+        definitions=definitions(report),
+        licensed=_holds_others_text(report),
         style=style,
         script=script,
         policy=_POLICY.format(style=_sha256(style), script=_sha256(script)),
@@ -115,9 +119,9 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     """Picks what the length audit sets side by side: shortest first and the best system.
 
     Returns:
-        Both systems, chance (None where it is not known), the selection-corrected Hit@1 where the
-        report has one for this system, and which of three things holds (``verdict``); None where
-        the report lacks either system.
+        Both systems and their Hit@1, an invalid paper being a miss; chance (None where it is not
+        known), the selection-corrected Hit@1 where the report has one for this system, and which
+        of three things holds (``verdict``); None where the report lacks either system.
     """
     measured = [each for each in report["systems"] if "hit@1" in each.get("metrics", {})]
     shortest = next((system for system in measured if system["scorer"] == "shortest"), None)
@@ -130,8 +134,8 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     ]
     if shortest is None or not others:
         return None
-    best = max(others, key=_hit)
-    if _hit(shortest) >= _hit(best):
+    best = max(others, key=lambda system: float(_hit(system)["value"]))
+    if _hit(shortest)["value"] >= _hit(best)["value"]:
         verdict = "length wins"
     elif _told_apart(report, best["id"], shortest["id"]):
         verdict = "system wins"
@@ -141,6 +145,8 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     return {
         "shortest": shortest,
         "best": best,
+        "shortest_hit": _hit(shortest),
+        "best_hit": _hit(best),
         "systems": len(others),
         "chance": chance.get("hit@1"),
         "corrected": quoted.get("corrected") if quoted.get("system") == best["id"] else None,
@@ -148,8 +154,10 @@ def _audit(report: Report, chance: Mapping[str, float]) -> dict[str, Any] | None
     }
 
 
-def _hit(system: Report) -> float:
-    return float(system["metrics"]["hit@1"]["value"])
+def _hit(system: Report) -> Mapping[str, Any]:
+    """Hit@1 as systems are compared by it: else one with a few valid papers could be the best."""
+    hit: Mapping[str, Any] = system.get("compared") or system["metrics"]["hit@1"]
+    return hit
 
 
 def _told_apart(report: Report, better: str, worse: str) -> bool:
@@ -157,6 +165,22 @@ def _told_apart(report: Report, better: str, worse: str) -> bool:
     return any(
         (pair["a"], pair["b"]) == (better, worse) and pair["p_holm"] < ALPHA
         for pair in report["comparisons"]
+    )
+
+
+def _holds_others_text(report: Report) -> bool:
+    """Whether candidates are in the report that are not the demo's, which come with this package.
+
+    The texts themselves tell, for a task can have any name.
+    """
+    if not report["settings"]["text"]:
+        return False
+    papers, _ = check_folder(demo.FOLDER)
+    own = {text for paper in papers for text in (paper.gold, *paper.fakes, *paper.models)}
+    return any(
+        candidate["text"] not in own
+        for paper in report["papers"]
+        for candidate in paper["candidates"]
     )
 
 

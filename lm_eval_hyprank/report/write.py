@@ -12,7 +12,7 @@ from lm_eval_hyprank.report.export import exports
 from lm_eval_hyprank.report.figures import figures, render
 from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.page import write_page
-from lm_eval_hyprank.report.tables import latex, markdown, tables, to_csv
+from lm_eval_hyprank.report.tables import definitions_markdown, latex, markdown, tables, to_csv
 
 FOLDERS = ("tables", "figures", "export")
 """What a report folder has beside its files; made anew each time."""
@@ -26,11 +26,25 @@ def prepare(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        others = any(folder.iterdir()) and not (folder / "report.json").is_file()
+        others = any(folder.iterdir()) and not _is_report(folder / "report.json")
     except OSError as error:
         raise ReportError(f"{folder}: {error.strerror}; choose another -o") from None
     if others:
-        raise ReportError(f"{folder} holds files that are no report; choose an empty folder for -o")
+        raise ReportError(
+            f"{folder} holds files that are no report (its report.json is missing, broken or "
+            "another program's); choose an empty folder for -o, or empty this one"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file is what `write_report` writes: other programs have a `report.json` too."""
+    if not path.is_file():
+        return False
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"schema_version", "paper_set"} <= found.keys()
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> None:
@@ -57,7 +71,8 @@ def write_report(report: Mapping[str, Any], folder: Path) -> None:
         _write(folder / "figures" / f"{name}.svg", pictures[title])
         (folder / "figures" / f"{name}.png").write_bytes(render(figure, "png"))
     images = [f"![{title}](figures/{name}.svg)\n" for name, (title, _) in drawn.items()]
-    text = "\n".join(["# Hypothesis ranking\n", markdown(made), "## Figures\n", *images])
+    parts = ["# Hypothesis ranking\n", markdown(made), definitions_markdown(report)]
+    text = "\n".join([*parts, "## Figures\n", *images])
     _write(folder / "report.md", text)
     for name, text in exports(report).items():
         _write(folder / "export" / name, text)

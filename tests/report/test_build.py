@@ -15,6 +15,7 @@ from lm_eval_hyprank.judge.scoring import figures as position_counts
 from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import NO_MODEL, read_runs
+from lm_eval_hyprank.report.tables import tables
 from lm_eval_hyprank.report.write import write_report
 from tests.report.conftest import SCORERS, shuffled, with_sums
 from tests.report.run_folder import (
@@ -253,11 +254,69 @@ def test_length_is_in_tokens_where_known_and_else_in_bytes(report):
 
 def test_the_best_of_many_is_named_with_its_correction(report):
     best = report["best"]
-    assert best["papers"] == 7  # one is invalid under one of the models
-    assert best["of"] == 7  # nll, raw, nll_sum, pmi and dc_pmi; nll and raw
+    assert best["papers"] == 8  # one is invalid under one of the models: a miss there
+    assert best["of"] == 9  # nll, raw, nll_sum, pmi and dc_pmi; nll and raw; two listwise judges
     assert best["system"].split("|")[0] in ("Lark-1B", "Lark-3B")
     assert best["corrected"]["value"] <= best["naive"]["value"] + 1e-9
     assert sum(best["chosen"].values()) == pytest.approx(1.0)
+
+
+TWO = {"nll": "nll", "raw": "raw"}
+
+
+def notes_of(report):
+    return tables(report)[0].notes
+
+
+def standing(report):
+    """The tiers, in their order, as sets of models and scorers."""
+    tiers = {}
+    for one in report["systems"]:
+        if "tier" in one and one["model"] != "Few":
+            tiers.setdefault(one["tier"], set()).add((one["model"], one["scorer"]))
+    return [tiers[tier] for tier in sorted(tiers)]
+
+
+@pytest.mark.parametrize("ranked", [0, 1, 2, 24])
+def test_a_model_with_few_valid_papers_changes_nothing_for_the_others(ranked, tmp_path, validator):
+    """Its gold is first wherever it has scores."""
+    docs = documents(48)
+    for doc in docs:
+        doc["doi"] = doc["paper_id"]
+    valid = {doc["paper_id"] for doc in docs[:ranked]}
+
+    def few(doc):
+        own = [-float(i == doc["gold"]) for i in range(16)]
+        own = own if doc["paper_id"] in valid else [math.nan] * 16
+        return {"nll": own, "raw": own}
+
+    models = {"acme/Good": with_sums("good", 9.0), "acme/Weak": with_sums("weak", -9.0)}
+    reports = []
+    for folder in ("alone", "beside"):
+        for model, scores in models.items():
+            write_energy(tmp_path / folder, model, docs=docs, scores=scores, scorers=TWO)
+        if folder == "beside":
+            write_energy(tmp_path / folder, "acme/Few", docs=docs, scores=few, scorers=TWO)
+        made = build_report(read_runs([tmp_path / folder]), Settings(resamples=50))
+        validator.validate(json.loads(json.dumps(made)))
+        reports.append(made)
+    alone, beside = reports
+    assert standing(beside) == standing(alone)
+    assert beside["agreement"] == alone["agreement"]
+    best, other = beside["best"], alone["best"]
+    assert best["papers"] == 48
+    assert {**best, "of": 0} == {**other, "of": 0}
+    own = system(beside, f"Few|{TASK}|nll")
+    assert own["invalid"] == 48 - ranked
+    assert "compared" not in system(beside, f"Good|{TASK}|nll")
+    if not ranked:
+        assert not {"tier", "compared"} & own.keys()
+        return
+    assert own["metrics"]["hit@1"]["value"] == 1.0
+    assert own["compared"]["value"] == ranked / 48
+    assert own["tier"] > system(beside, f"Good|{TASK}|nll")["tier"] == 1
+    assert any("is a miss in tests, tiers and the best" in note for note in notes_of(beside))
+    assert not any("is a miss in tests" in note for note in notes_of(alone))
 
 
 def test_an_interval_without_width_says_so(tmp_path):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -76,24 +76,37 @@ def test_the_detectable_effect_is_that_of_the_cluster_robust_standard_error():
     assert row["mde"] == pytest.approx(power * fit.bse[0], rel=1e-6)
 
 
-def test_pairs_use_the_papers_both_have():
-    rng = np.random.default_rng(3)
-    doi = [f"10.1/{paper // 2}" for paper in range(40)]
-    values = rng.random((4, 40))
+def test_a_paper_without_a_value_is_a_miss():
+    """In tests, tiers and the best, as if the system had put the gold last there."""
+    values = np.random.default_rng(3).random((4, 40))
     values[1, :7] = np.nan
     values[2, 30:] = np.nan
-    whole = compare(paper_rows(values, doi))
-    for one, other in combinations(range(4), 2):
-        pair = paper_rows(values[[one, other]], doi)
-        common = pair.groupby("paper_id")["hit@1"].transform("count") == 2
-        alone = compare(pair[common]).iloc[0]
-        names = {f"s{one:04d}", f"s{other:04d}"}
-        row = whole[[{a, b} == names for a, b in zip(whole["a"], whole["b"], strict=True)]].iloc[0]
-        for name in ("difference", "mde", "papers", "clusters"):
-            assert row[name] == pytest.approx(alone[name]), name
-        for name in ("low", "high"):  # other resamples, for there are other clusters
-            assert row[name] == pytest.approx(alone[name], abs=0.02), name
-        assert row["p"] == pytest.approx(alone["p"], abs=0.02)
+    doi = [f"10.1/{paper // 2}" for paper in range(40)]
+    holes, filled = (paper_rows(each, doi) for each in (values, np.nan_to_num(values)))
+    pd.testing.assert_frame_equal(compare(holes), compare(filled))
+    assert compare(holes)["papers"].tolist() == [40] * 6
+    assert tiers(holes, compare(holes)) == tiers(filled, compare(filled))
+    assert best_of(holes) == best_of(filled)
+
+
+@pytest.mark.parametrize("ranked", [0, 1, 2, 20])
+def test_a_system_that_ranks_few_papers_decides_nothing(ranked):
+    """Though its gold is first wherever it has a number, and it has the highest mean there."""
+    chances = np.array([0.9, 0.85, 0.05])[:, None]
+    hits = (np.random.default_rng(11).random((3, 40)) < chances).astype(float)
+    few = np.full(40, np.nan)
+    few[:ranked] = 1.0
+    alone, beside = paper_rows(hits), paper_rows([*hits, few])
+    before, after = (tiers(papers, compare(papers)) for papers in (alone, beside))
+    assert before["s0000"] == before["s0001"] == after["s0000"] == after["s0001"] == 1
+    assert before["s0002"] == 2 <= after["s0002"]
+    assert ("s0003" in after) == (ranked > 0)
+    assert after.get("s0003", 2) > 1
+    one, other = best_of(alone), best_of(beside)
+    assert (one.system, one.chosen, one.papers) == (other.system, other.chosen, other.papers)
+    assert one.naive == pytest.approx(other.naive)
+    assert one.corrected == pytest.approx(other.corrected)
+    assert other.cells == one.cells + (ranked > 0)
 
 
 def test_holm_by_its_definition():
@@ -116,7 +129,7 @@ def test_many_pairs_get_flips_enough_to_pass_holm():
 
 def test_nothing_to_compare():
     assert compare(paper_rows([[0.1, 0.2]])).empty
-    assert compare(paper_rows([[0.1, np.nan], [np.nan, 0.2]])).empty
+    assert compare(paper_rows([[0.1, 0.2], [np.nan, np.nan]])).empty
     assert compare(paper_rows([[0.1, 0.2], [0.3, 0.1]], ["10.1/a", "10.1/A"])).empty
     equal = compare(paper_rows([[0.1, 0.2], [0.1, 0.2]])).iloc[0]
     assert (equal["p"], equal["difference"]) == (1, 0)
@@ -333,10 +346,50 @@ def test_models_agree_on_the_papers_all_of_them_rank():
     scores[1, 4, 7] = np.nan
     rows = candidate_rows({f"m{model}|t|nll": scores[model] for model in range(2)})
     assert agreement(rows)[0].papers == 9
-    nothing = agreement(rows.assign(score=rows["score"].where(rows["model"] == "m0")))[0]
-    assert (nothing.papers, nothing.w) == (0, {})
-    assert np.isnan(nothing.top1.loc["m0", "m1"])
-    assert np.isnan(nothing.tau.loc["m0", "m1"])
+    assert agreement(rows.assign(score=rows["score"].where(rows["model"] == "m0"))) == []
+    assert agreement(rows.assign(score=np.nan)) == []
+
+
+def assert_agree(one, other):
+    """That two lists of agreements are the same."""
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        for name, value in vars(left).items():
+            if isinstance(value, pd.DataFrame):
+                pd.testing.assert_frame_equal(value, getattr(right, name))
+            else:
+                assert value == getattr(right, name), name
+
+
+@pytest.mark.parametrize("ranked", [0, 1, 2, 15])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_model_that_ranks_few_papers_leaves_the_others_figures(ranked, place):
+    scores = list(np.random.default_rng(4).normal(size=(3, 30, 16)))
+    few = np.full((30, 16), np.nan)
+    few[:ranked] = scores[0][:ranked]
+    named = [(f"m{number}|t|nll", own) for number, own in enumerate(scores)]
+    with_few = [*named[:place], ("few|t|nll", few), *named[place:]]
+    assert_agree(agreement(candidate_rows(dict(named))), agreement(candidate_rows(dict(with_few))))
+    few[:16] = scores[1][:16]  # one more than half
+    (found,) = agreement(candidate_rows(dict(with_few)))
+    assert "few" in found.models
+    assert found.papers == 16
+
+
+def test_models_that_rank_other_papers_never_leave_none():
+    scores = np.random.default_rng(5).normal(size=(4, 9, 16))
+    for number in range(3):
+        scores[number + 1, 3 * number : 3 * number + 3] = np.nan
+    rows = candidate_rows({f"m{model}|t|nll": scores[model] for model in range(4)})
+    (found,) = agreement(rows)
+    assert (found.models, found.papers) == (("m0", "m1"), 6)
+
+
+def test_scorers_that_tie_all_candidates_have_no_correlation():
+    rows = candidate_rows({f"m{model}|t|nll": np.zeros((4, 16)) for model in range(2)})
+    (found,) = agreement(rows)
+    assert (found.papers, found.w) == (4, {})
+    assert np.isnan(found.tau.loc["m0", "m1"])
 
 
 def test_rankings_of_different_candidates_are_refused():

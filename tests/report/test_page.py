@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lm_eval_hyprank
+from lm_eval_hyprank.datasets import demo
+from lm_eval_hyprank.datasets.validation import check_folder
 from lm_eval_hyprank.report.page import write_page
 from tests.report.report_example import HOSTILE, report_example
 
@@ -71,7 +73,7 @@ def report() -> Report:
 
 
 def page_of(report: Report, folder: Path, figures: dict[str, str] | None = None) -> Page:
-    write_page(report, folder / "index.html", figures)
+    write_page(report, folder / "index.html", figures or {})
     return Page((folder / "index.html").read_text(encoding="utf-8"))
 
 
@@ -165,10 +167,29 @@ def test_without_text_the_page_holds_none(tmp_path: Path) -> None:
     texts = [candidate["text"] for paper in report["papers"] for candidate in paper["candidates"]]
     texts += [paper[key] for paper in report["papers"] for key in ("title", "context")]
     assert not any(text in html or json.dumps(text)[1:-1] in html for text in texts)
-    assert not bare_page.says("Holds text of the data set.")
-    assert not page_of(report, tmp_path).says("Holds text of the data set.")
-    report["paper_set"]["tasks"] = ["researchbench_energy"]
-    assert page_of(report, tmp_path).says("Holds text of the data set.")
+    assert not bare_page.says(NOTICE)
+
+
+NOTICE = "Holds text of the data set."
+
+
+@pytest.mark.parametrize("task", ["researchbench_energy", "my_ranking", "hyprank_demo_energy"])
+def test_the_notice_of_the_licence_goes_by_the_texts_and_not_the_tasks_name(
+    task: str, tmp_path: Path
+) -> None:
+    report = report_example(papers=12)
+    report["paper_set"]["tasks"] = [task]
+    for each in report["systems"]:
+        each["task"] = task
+    assert page_of(report, tmp_path).says(NOTICE)
+    demos, _ = check_folder(demo.FOLDER)
+    for paper, own in zip(report["papers"], demos, strict=True):
+        texts = [own.gold, *own.fakes, *own.models]
+        for candidate, text in zip(paper["candidates"], texts, strict=True):
+            candidate["text"] = text
+    assert not page_of(report, tmp_path).says(NOTICE)
+    report["papers"][3]["candidates"][2]["text"] += " And more."
+    assert page_of(report, tmp_path).says(NOTICE)
 
 
 @pytest.mark.parametrize("key", ["title", "context"])
@@ -176,7 +197,7 @@ def test_refuses_text_in_a_report_said_to_hold_none(key: str, tmp_path: Path) ->
     report = report_example(text=False)
     report["papers"][5][key] = "A text."
     with pytest.raises(ValueError, match=f"no text, but its papers have: {key};"):
-        write_page(report, tmp_path / "index.html")
+        write_page(report, tmp_path / "index.html", {})
     assert not (tmp_path / "index.html").exists()
 
 
@@ -184,7 +205,7 @@ def test_refuses_a_candidates_text_in_a_report_said_to_hold_none(tmp_path: Path)
     report = report_example(text=False)
     report["papers"][5]["candidates"][3]["text"] = "A text."
     with pytest.raises(ValueError, match="its papers have: text;"):
-        write_page(report, tmp_path / "index.html")
+        write_page(report, tmp_path / "index.html", {})
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -192,7 +213,7 @@ def test_refuses_what_is_no_number(number: float, report: Report, tmp_path: Path
     candidate = report["papers"][0]["candidates"][0]
     candidate["scores"][0] = number
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_page(report, tmp_path / "index.html")
+        write_page(report, tmp_path / "index.html", {})
 
 
 def test_equal_reports_give_equal_bytes(report: Report, tmp_path: Path) -> None:
@@ -267,9 +288,43 @@ def test_the_audit_shows_the_corrected_value_of_the_system_it_quotes(
     report: Report, tmp_path: Path
 ) -> None:
     count = report["best"]["of"]
-    assert page_of(report, tmp_path).says(f"for being picked as the best of {count} 75.2 %")
+    said = f"for being picked as the best of {count} over 24 papers 75.2 %"
+    assert page_of(report, tmp_path).says(said)
     report["best"]["system"] = report["systems"][0]["id"]
     assert not page_of(report, tmp_path).says("for being picked as the best")
+
+
+def test_the_audit_counts_invalid_papers_as_misses(report: Report, tmp_path: Path) -> None:
+    """Else a system that ranks two papers would be the best, and its hits there the headline."""
+    few = report["systems"][0]
+    few |= {"papers": 2, "invalid": 22, "compared": {"value": 2 / 24}}
+    few["metrics"]["hit@1"] = {"value": 1.0}
+    page = page_of(report, tmp_path)
+    assert page.says("acme/Lark-3B with nll_sum, the best of 9 systems, in 79.2 %")
+    few["compared"] = {"value": 0.875, "low": 0.7, "high": 1.0}
+    name = f"{few['model']} {few['scorer']} best of 9; 22 invalid papers are misses 87.5 %"
+    page = page_of(report, tmp_path)
+    assert page.says(name)
+    assert page.says("the best of 9 systems, in 87.5 %")
+    system(report, SHORTEST)["compared"] = {"value": 0.9}
+    page = page_of(report, tmp_path)
+    assert page.says("No model’s ranking beats the length of the text.")
+    assert page.says("finds the gold in 90.0 % of the papers")
+
+
+def test_the_notes_explain_the_names_on_the_page_and_no_others(
+    report: Report, tmp_path: Path
+) -> None:
+    page = page_of(report, tmp_path)
+    assert page.says("raw_sum: the sum of raw over the tokens")
+    assert page.says("hit@k: share of papers with the gold among the first k")
+    assert not page.says("pmi:")
+    assert not page.says("both_wrong:")
+    report["systems"][0]["scorer"] = "dc_pmi"
+    report["systems"][1]["metrics"]["both_wrong"] = {"value": 0.5}
+    page = page_of(report, tmp_path)
+    assert page.says("dc_pmi: nll_sum after the whole prompt")
+    assert page.says("both_wrong: share of pairs")
 
 
 def test_the_audit_marks_an_interval_that_says_nothing(report: Report, tmp_path: Path) -> None:

@@ -255,6 +255,16 @@ def test_opens_a_paper_by_keyboard_alone(open_page: Open) -> None:
     expect(rows(page, "candidate-table").locator("th")).to_have_text(names)
 
 
+def test_a_system_with_few_valid_papers_is_not_among_the_leading(open_page: Open) -> None:
+    report = report_example()
+    few = report["systems"][0] | {"model": "acme/Few", "compared": {"value": 0.0}}
+    few["metrics"] = few["metrics"] | {"hit@1": {"value": 1.0}}
+    report["systems"][0] = few
+    page = open_page(report)
+    expect(rows(page, "leaderboard-table").first).to_contain_text("acme/Few")
+    assert "acme/Few" not in page.locator("#candidate-table thead").inner_text()
+
+
 def test_finds_and_orders_papers(open_page: Open) -> None:
     report = report_example()
     page = open_page(report)

@@ -4,15 +4,25 @@ import copy
 import csv
 import io
 import re
+from pathlib import Path
 
 import matplotlib
 import pytest
 
-from lm_eval_hyprank.report.build import build_report
+from lm_eval_hyprank.report.build import PAIRWISE_METRICS, build_report
+from lm_eval_hyprank.report.controls import PMI
 from lm_eval_hyprank.report.figures import figures
-from lm_eval_hyprank.report.intervals import Settings
+from lm_eval_hyprank.report.intervals import METRICS, Settings
 from lm_eval_hyprank.report.runs import read_runs
-from lm_eval_hyprank.report.tables import Table, latex, markdown, tables, to_csv
+from lm_eval_hyprank.report.tables import (
+    Table,
+    definitions,
+    definitions_markdown,
+    latex,
+    markdown,
+    tables,
+    to_csv,
+)
 from lm_eval_hyprank.report.write import write_report
 from tests.report.run_folder import (
     IDS,
@@ -175,6 +185,7 @@ def test_the_best_of_many_stands_beside_its_correction(made, report):
     text = markdown([made["overall"]])
     best = report["best"]
     assert f"The best of {best['of']} cells" in text
+    assert "over 8 papers; corrected" in text
     assert f"{best['corrected']['value']:.3f}" in text
 
 
@@ -204,6 +215,47 @@ def test_gold_beats_is_in_per_cent(made, report):
     assert cells(line)[1].startswith(f"{100 * value:.1f} % [")
 
 
+def test_fake_and_model_candidates_are_explained_where_there_are_both(made, report):
+    assert "language models wrote" in markdown([made["gold_beats"]])
+    other = copy.deepcopy(report)
+    for one in other["systems"]:
+        one.get("gold_beats", {}).pop("model", None)
+    assert "language models wrote" not in markdown(tables(other))
+
+
+SHIPPED = Path(__file__).parents[2] / "task_configs"
+
+
+def test_every_score_and_metric_of_ours_has_a_meaning():
+    """So that none is added without one."""
+    texts = [path.read_text("utf-8") for path in SHIPPED.rglob("*.yaml")]
+    scorers = {name for text in texts for name in re.findall(r"- name: (\w+)", text)} | {*PMI}
+    assert {"nll", "cosine", "judge", "chance", "free_energy_t2"} < scorers
+    metrics = [*METRICS, "win_rate_terminal", *PAIRWISE_METRICS, "chose_shown_first"]
+    everything = {
+        "paper_set": {"dois": 1},
+        "systems": [{"scorer": name, "metrics": dict.fromkeys(metrics)} for name in scorers],
+    }
+    scores, meanings = definitions(everything)
+    assert scores[2].keys() == scorers
+    assert meanings[2].keys() == {re.sub(r"^hit@\d$", "hit@k", name) for name in metrics}
+    assert all({*scores[2].values(), *meanings[2].values()})
+
+
+def test_names_that_a_report_lacks_are_not_explained(report):
+    scores, metrics = definitions(report)
+    assert list(scores[2]) == [*("nll", "raw", "nll_sum", "judge", "shortest", "pmi", "dc_pmi")]
+    assert {"hit@k", "mrr", "win_rate_terminal", "both_wrong"} < metrics[2].keys()
+    only = {**report, "systems": [one for one in report["systems"] if one["scorer"] == "nll"]}
+    scores, metrics = definitions(only)
+    assert list(scores[2]) == ["nll"]
+    assert list(metrics[2]) == ["hit@k", "mrr", "win_rate"]
+    own = {**only, "systems": [{**only["systems"][0], "scorer": "free_energy_t`2`|"}]}
+    assert "- **free\\_energy\\_t\\`2\\`\\|**: −T" in definitions_markdown(own)
+    own["systems"][0]["scorer"] = "worst"  # a scorer of one's own
+    assert "## Names\n\nMetrics." in definitions_markdown(own)
+
+
 def test_csv_has_all_digits_and_the_limits_in_columns(made):
     table = made["overall"]
     rows = list(csv.DictReader(io.StringIO(to_csv(table))))
@@ -230,7 +282,58 @@ def test_controls_show_what_is_lost(made, report):
     assert first["lost: no context"]["value"] == pytest.approx(full - without)
     for part in ("Whole prompt", "no context", "lost: no context"):
         assert first[part]["low"] <= first[part]["value"] <= first[part]["high"]
-    assert re.search("No PMI of Lark-3B on .*: there is no run", markdown([table]))
+    assert re.search("No PMI of Lark-3B on .*: there is no run", markdown([made["overall"]]))
+
+
+NO_CONTEXT = {"control": "no_context", "control_of": TASK}
+
+
+def words_on_controls(folder):
+    """What a report of the runs says of controls and PMI, and whether it has their table."""
+    report = build_report(read_runs([folder]), Settings(resamples=20))
+    made = tables(report)
+    said = [note for note in made[0].notes if "control" in note or "PMI" in note]
+    assert [note for note in report["notes"] if note in said] == said
+    return said, "controls" in {table.name for table in made}
+
+
+def test_controls_that_stand_beside_nothing_are_told_with_their_task(tmp_path):
+    """As of the task by discipline, or one that includes ours under another name."""
+    for model in ("acme/Lark-1B", "acme/Lark-3B"):
+        write_energy(tmp_path, model, task="my_ranking")
+        write_energy(tmp_path, model, task=f"{TASK}_nocontext", metadata=NO_CONTEXT)
+    said, table = words_on_controls(tmp_path)
+    assert not table
+    assert said == [
+        f"The controls of {TASK} stand beside that task itself, of which there is no run of "
+        "Lark-1B, Lark-3B: they are compared with nothing.",
+        "No PMI of Lark-1B, Lark-3B on my_ranking: the control without context stands beside "
+        f"{TASK} itself, so run that task too.",
+    ]
+
+
+def test_every_control_that_stands_beside_nothing_is_told(tmp_path):
+    write_energy(tmp_path, task="my_ranking", scorers={"raw": "raw"})  # of which there is no PMI
+    metadata = {"control": "question_only", "control_of": TASK}
+    write_energy(tmp_path, task=f"{TASK}_question_only", metadata=metadata)
+    said, table = words_on_controls(tmp_path)
+    assert not table
+    assert said[0].startswith(f"The controls of {TASK} stand beside that task itself")
+
+
+def test_why_there_is_no_pmi_is_told_with_a_table_of_controls_too(tmp_path):
+    write_energy(tmp_path)
+    write_energy(tmp_path, "acme/Lark-3B")
+    write_energy(tmp_path, task=f"{TASK}_nocontext", metadata=NO_CONTEXT)
+    said, table = words_on_controls(tmp_path)
+    assert table
+    assert len(said) == 1
+    assert said[0].startswith(f"No PMI of Lark-3B on {TASK}: there is no run of this model")
+
+
+def test_nothing_is_said_of_controls_where_nobody_ran_any(tmp_path):
+    write_energy(tmp_path)
+    assert words_on_controls(tmp_path) == ([], False)
 
 
 def hostile_table():
@@ -292,6 +395,7 @@ def test_data_without_dois_has_items(tmp_path):
         for text in figure.findobj(matplotlib.text.Text)
     ]
     assert "Items" in texts[0]
+    assert "is a miss in tests, tiers and the best" in texts[0]
     assert [found for text in texts for found in re.findall(r".*\bpapers?\b.*", text, re.I)] == []
 
 

@@ -451,7 +451,10 @@
   );
   const leading = (() => {
     const models = ranking.filter((system) => !isBaseline(system));
-    const best = models.sort(byMetric(report.settings.tier_metric)).slice(0, 5);
+    // One with a few valid papers is not among the best, whatever it reaches on these.
+    const hits = (system) =>
+      (system.compared ?? measure(system, report.settings.tier_metric)).value ?? -1;
+    const best = models.sort((first, second) => hits(second) - hits(first)).slice(0, 5);
     const shortest = ranking.filter((system) => system.scorer === "shortest");
     return [...best, ...shortest].map(indexOf);
   })();

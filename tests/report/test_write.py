@@ -1,4 +1,4 @@
-"""`hyprank report` as a user calls it."""
+"""A report's files, as `hyprank report` writes them."""
 
 import json
 import os
@@ -35,6 +35,7 @@ def test_everything_is_written_and_the_same_bytes_each_time(tmp_path, runs_folde
         assert first[f"figures/{name}.svg"].startswith(b"<?xml")
         assert first[f"figures/{name}.png"].startswith(b"\x89PNG")
         assert f"figures/{name}.svg" in first["report.md"].decode()
+    assert "\n## Names\n\nScores. With z" in first["report.md"].decode()
     for name in ("overall", "disciplines", "gold_beats", "judges", "length", "controls"):
         assert {f"tables/{name}.csv", f"tables/{name}.tex"} < first.keys()
     assert any(name.startswith("export/hub/Lark-1B/.eval_results/") for name in first)
@@ -122,6 +123,33 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path, capsys):
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "out")]) == 2
     assert "holds files that are no report" in capsys.readouterr().err
     assert (tmp_path / "out" / "figures" / "mine.png").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[1, 2]",
+        b"null",
+        b'{"version": 1, "results": []}',
+        b'{"schema_version": "2.0", "suites": []}',  # another program's
+        b'{"schema_version": "1.0", "paper_set": {"papers"',  # cut off
+        b"\xff\xfe{}",
+        pytest.param(b"[" * 100_000, id="deep"),
+    ],
+)
+def test_a_report_json_of_others_keeps_every_byte(content, tmp_path, capsys):
+    write_energy(tmp_path / "runs")
+    out = tmp_path / "out"
+    for name in ("figures/mine.png", "tables/mine.csv", "export/mine.txt", "index.html"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(b"mine")
+    (out / "report.json").write_bytes(content)
+    before = contents(out)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out), *FAST]) == 2
+    assert "holds files that are no report" in capsys.readouterr().err
+    assert contents(out) == before
 
 
 def test_a_file_in_the_way_is_an_error_before_any_work(tmp_path, capsys):
