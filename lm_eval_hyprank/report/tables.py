@@ -18,6 +18,7 @@ from lm_eval_hyprank.metrics import HIT_KS
 from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.found import JUDGES, LIST_JUDGES
 from lm_eval_hyprank.report.intervals import METRICS
+from lm_eval_hyprank.report.runs import PARADIGMS
 
 Report = Mapping[str, Any]
 Value = str | int | Mapping[str, float] | None
@@ -591,7 +592,12 @@ def definitions(report: Report) -> list[tuple[str, str, dict[str, str]]]:
             "Scores",
             "With z the logits that predict a token x of the candidate, means over its tokens; "
             "lower is better.",
-            {scorer: meaning for scorer, meaning in scores.items() if meaning},
+            {
+                # Tables have the name for display, pages and samples the scorer's own.
+                scorer: f"{PARADIGMS[scorer]}, {meaning}" if scorer in PARADIGMS else meaning
+                for scorer, meaning in scores.items()
+                if meaning
+            },
         ),
         ("Metrics", "", {name: _METRICS[name].format(units=units(report)) for name in metrics}),
     ]
