@@ -316,7 +316,7 @@ def test_the_notes_explain_the_names_on_the_page_and_no_others(
     report: Report, tmp_path: Path
 ) -> None:
     page = page_of(report, tmp_path)
-    assert page.says("raw_sum: the sum of raw over the tokens")
+    assert page.says("raw_sum: Raw sum, the sum of raw over the tokens")
     assert page.says("hit@k: share of papers with the gold among the first k")
     assert not page.says("pmi:")
     assert not page.says("both_wrong:")
