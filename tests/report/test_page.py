@@ -323,7 +323,7 @@ def test_the_notes_explain_the_names_on_the_page_and_no_others(
     report["systems"][0]["scorer"] = "dc_pmi"
     report["systems"][1]["metrics"]["both_wrong"] = {"value": 0.5}
     page = page_of(report, tmp_path)
-    assert page.says("dc_pmi: nll_sum after the whole prompt")
+    assert page.says("dc_pmi: DC-PMI, nll_sum after the whole prompt")
     assert page.says("both_wrong: share of pairs")
 
 
