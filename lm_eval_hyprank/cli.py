@@ -494,7 +494,7 @@ def _results(path: Path) -> set[Path]:
     """The results files that lm-eval has written for an output path."""
     if path.suffix == ".json":
         return set(path.parent.glob(f"{glob.escape(path.stem)}_*.json"))
-    return set(path.rglob("results_*.json"))
+    return set(path.glob("*/results_*.json"))
 
 
 @contextlib.contextmanager

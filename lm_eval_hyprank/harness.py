@@ -188,8 +188,8 @@ def check_prompts(tasks: Mapping[str, Task]) -> None:
     for name, task in tasks.items():
         if task.config.num_fewshot:
             raise ValueError(
-                f"{name} has no few-shot examples: --num_fewshot {task.config.num_fewshot} cannot "
-                "be done. Leave it out, or run the other tasks apart"
+                f"{name} has no few-shot examples, and num_fewshot is {task.config.num_fewshot}. "
+                "Take it out of the command (or the YAML), or run the other tasks apart"
             )
         if task.config.repeats > 1:
             raise ValueError(

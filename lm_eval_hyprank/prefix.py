@@ -161,6 +161,7 @@ class Engine:
         Raises:
             IndexError: The model has no embedding or no logit for a token.
         """
+        self.at_work = []
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(tuple(row.prefix), []).append(index)

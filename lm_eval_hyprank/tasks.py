@@ -79,9 +79,16 @@ def _say_unused(options: Mapping[str, Any], names: Sequence[str], why: str) -> N
         _logger.warning("%s is not used: %s", name, why)
 
 
-def _say_demos_own(options: Mapping[str, Any]) -> None:
+def _refuse_unused(options: Mapping[str, Any], names: Sequence[str], remedy: str) -> None:
+    """Stops on what would seem to change what is measured: a report tells runs apart by it."""
+    for name in (name for name in names if options.get(name)):
+        raise DatasetError(f"--metadata has {name}, which does nothing here: {remedy}")
+
+
+def _check_demos_own(options: Mapping[str, Any]) -> None:
     of_data = ("dataset_path", "dataset_revision", "skip_invalid")
     _say_unused(options, of_data, "the demo tasks have papers of their own")
+    _refuse_unused(options, ("discipline",), "the demo has one paper of each; leave it out")
 
 
 def researchbench(
@@ -131,7 +138,7 @@ def demo(
     """Loads the embedded demo set for a task; see `researchbench`."""
     _refuse_misspelt(others)
     _refuse_lone_control(control, control_of)
-    _say_demos_own(others)
+    _check_demos_own(others)
     return _demo.load(layout=layout, control=control)
 
 
@@ -148,8 +155,9 @@ def ranking_dataset(**arguments: Any) -> datasets.DatasetDict:
     missing = [name for name in ("data", "prompt") if name not in arguments]
     if missing:
         raise DatasetError(f"the task's YAML lacks {missing[0]!r} in dataset_kwargs")
-    why = "the YAML's dataset_kwargs say where the data and what the prompt is"
-    _say_unused(arguments, ("dataset_path", "layout"), why)
+    _say_unused(arguments, ("dataset_path",), "the YAML's dataset_kwargs say where the data is")
+    _refuse_unused(arguments, ("layout",), "write the prompt in the YAML's dataset_kwargs")
+    _refuse_unused(arguments, ("discipline",), "write only: GROUP in the YAML's metadata")
     known = {name: value for name, value in arguments.items() if name in _RANKING_OPTIONS}
     return _generic.load(**known)
 
@@ -196,7 +204,7 @@ def _judged(
     wanted = {name: options[name] for name in data if name in options}
     if options.get("demo"):  # said in the YAML
         wanted = {"dataset_path": _demo.FOLDER}
-        _say_demos_own(options)
+        _check_demos_own(options)
     prompt = {name: options.get(name, _JUDGE_OPTIONS[name]) for name in taken}
     prompt["background"] = flag(prompt["background"], "background")
     return make(_researchbench.load_papers(**wanted), **prompt)

@@ -310,7 +310,7 @@ def test_limit_one_has_no_standard_error_and_no_crash(folder):
 
 @pytest.mark.parametrize("task", [TASK, "hyprank_demo_judge_psc", "hyprank_demo_controls"])
 def test_few_shot_examples_are_refused(folder, task):
-    with pytest.raises(ValueError, match=r"no few-shot examples: --num_fewshot 5"):
+    with pytest.raises(ValueError, match="no few-shot examples, and num_fewshot is 5"):
         evaluate([task], folder=folder, num_fewshot=5)
 
 

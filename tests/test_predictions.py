@@ -275,8 +275,12 @@ def test_a_token_that_the_head_does_not_know_is_an_error(tiled):
 def test_a_token_that_no_embedding_knows_is_an_error_at_once(row):
     shapes = record(model := tiny.llama(VOCABULARY))
     with pytest.raises(IndexError, match=rf"token {VOCABULARY} has no embedding: .* {VOCABULARY}"):
-        scored(engine_of(model), [*GROUP, row])
+        scored(engine := engine_of(model), [*GROUP, row])
     assert not shapes
+    engine.at_work = [3]  # of an earlier call
+    with pytest.raises(IndexError, match="has no embedding"):
+        scored(engine, [row])
+    assert not engine.at_work
 
 
 def test_threads_do_not_see_each_others_head():

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from lm_eval_hyprank import tasks
@@ -133,13 +135,23 @@ def test_any_data_set_ignores_the_models_arguments(tmp_path, caplog):
     assert not warnings(caplog)
 
 
-@pytest.mark.parametrize("name", ["dataset_path", "layout"])
-def test_any_data_set_names_an_option_that_it_does_not_use(name, tmp_path, caplog):
+def test_any_data_set_names_what_it_does_not_use_and_refuses_what_a_report_would_name(
+    tmp_path, caplog
+):
     data = tmp_path / "a.csv"
     data.write_text("q,gold,wrong\nWhy?,So.,No.\n", encoding="utf-8")
     wanted = {"data": str(data), "prompt": "{{ q }}", "gold": "gold", "negatives": "wrong"}
-    assert tasks.ranking_dataset(**wanted, **{name: "x"})["test"]
-    assert f"{name} is not used: the YAML's dataset_kwargs say" in caplog.text
+    assert tasks.ranking_dataset(**wanted, dataset_path="x")["test"]
+    assert "dataset_path is not used: the YAML's dataset_kwargs say" in caplog.text
+    for name in ("layout", "discipline"):
+        with pytest.raises(DatasetError, match=f"has {name}, which does nothing here: write"):
+            tasks.ranking_dataset(**wanted, **{name: "block"})
+
+
+@pytest.mark.parametrize("load", [tasks.demo, *(partial(judge, demo=True) for judge in JUDGES)])
+def test_the_demo_has_no_discipline_to_choose(load):
+    with pytest.raises(DatasetError, match="has discipline, which does nothing here"):
+        load(discipline="Law")
 
 
 def test_the_label_is_not_embedded():

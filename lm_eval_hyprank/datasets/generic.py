@@ -32,7 +32,7 @@ from lm_eval_hyprank.datasets.documents import FEATURES, flag, shuffled
 from lm_eval_hyprank.datasets.findings import REMEDIES, DatasetError, Finding, findings_error
 from lm_eval_hyprank.datasets.prompt_template import Prompt
 from lm_eval_hyprank.datasets.rows import Row
-from lm_eval_hyprank.datasets.texts import filled_text, folded, repeated_texts
+from lm_eval_hyprank.datasets.texts import clean, filled_text, folded, repeated_texts
 from lm_eval_hyprank.experts import consensus
 
 _logger = logging.getLogger(__name__)
@@ -373,7 +373,7 @@ def _texts(
         if not one_each:
             value = _listed(value, (str, type(None)))
         # Of several columns, each has one text, which may read like anything.
-        if in_cells and len(columns) == 1 and _is_python_list(value):
+        if in_cells and not one_each and len(columns) == 1 and _is_python_list(value):
             remedy = 'Write it as JSON: ["one", "two"]'
             item.problems.append((column, "holds a list as Python or NumPy prints it", remedy))
             continue
@@ -389,7 +389,7 @@ def _listed(value: Any, kind: type | tuple[type, ...]) -> Any:
     """Returns the list of a kind that a cell of a CSV file spells in JSON, else the value."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            found = _rows.finite(json.loads(value))
+            found = _rows.without_nan(json.loads(value))
         except (ValueError, RecursionError):
             return value
         if isinstance(found, list) and all(isinstance(one, kind) for one in found):
@@ -411,7 +411,10 @@ def _is_python_list(value: Any) -> bool:
 def _find_gold(item: _Item, columns: Sequence[str], in_cells: bool) -> None:
     """Finds the gold texts among the candidates."""
     where = {folded(text): index for index, (_, text) in reversed([*enumerate(item.texts)])}
-    golds = _texts(item, columns, in_cells)
+    value = item.row.values.get(columns[0])
+    # A candidate may read like a list, and the gold with it.
+    known = len(columns) == 1 and isinstance(value, str) and folded(clean(value)) in where
+    golds = _texts(item, columns, in_cells, one_each=known)
     if not golds:
         item.problems.append((columns[0], "is empty", _REMEDIES["blank"]))
     for place, text in golds:

@@ -99,17 +99,17 @@ def read(
 
 
 def _numbered(values: Iterable[Any]) -> list[Row]:
-    return [Row(number, finite(dict(one))) for number, one in enumerate(values, start=1)]
+    return [Row(number, without_nan(dict(one))) for number, one in enumerate(values, start=1)]
 
 
-def finite(value: Any) -> Any:
-    """Returns the value with None for NaN and infinity, which pandas writes for what is missing."""
+def without_nan(value: Any) -> Any:
+    """Returns the value with None for NaN, which pandas writes for what is missing."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None if math.isnan(value) else value
     if isinstance(value, list):
-        return [finite(one) for one in value]
+        return [without_nan(one) for one in value]
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: without_nan(one) for name, one in value.items()}
     return value
 
 
@@ -154,7 +154,7 @@ def _jsonl(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                value = finite(json.loads(line))
+                value = without_nan(json.loads(line))
             except (ValueError, RecursionError) as error:
                 problem = f"is not readable JSON ({error})"
                 remedy = "Write one JSON object per line"
@@ -165,7 +165,7 @@ def _jsonl(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
 
 def _json(file: str, text: str, findings: list[Finding]) -> Iterator[Row]:
     try:
-        value = finite(json.loads(text))
+        value = without_nan(json.loads(text))
     except (ValueError, RecursionError) as error:
         hint = "a file with one object a line is named .jsonl"
         raise DatasetError(f"{file} is not readable JSON ({error}); {hint}.") from None

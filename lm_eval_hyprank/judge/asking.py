@@ -95,7 +95,7 @@ def judge_fingerprint(model: Any) -> str | None:
         given = sorted((name, str(value)) for name, value in dict(arguments).items())
         # The weights lie in another process: that those of a local folder changed, its files say.
         states = [folder_state(value) for _, value in given]
-        parts = (type(model).__name__, given, states)
+        parts = (type(model).__name__, given, *(state for state in states if state))
     else:
         return None
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -127,13 +127,24 @@ def ask(
         replies = generate(asked, **options)
     if len(replies) != len(asked):
         raise JudgeError(f"{type(model).__name__}: {len(replies)} replies to {len(asked)} requests")
-    return [_whole(one.args[0], reply) for one, reply in zip(asked, replies, strict=True)]
+    return [_whole(model, one.args[0], reply) for one, reply in zip(asked, replies, strict=True)]
 
 
-def _whole(prompt: Any, reply: str) -> Reply:
+def _whole(model: Any, prompt: Any, reply: str) -> Reply:
     whole = reply if isinstance(reply, Reply) else Reply(reply)
     opens = OPENS_REASONING.search(prompt) if isinstance(prompt, str) else None
-    return whole if opens is None else Reply(opens[0] + whole, whole.finish, whole.failure)
+    if opens is None or not whole.strip() or _ends_unseen(model, opens[0].strip()):
+        return whole
+    return Reply(opens[0] + whole, whole.finish, whole.failure)
+
+
+def _ends_unseen(model: Any, mark: str) -> bool:
+    """Whether the mark that ends the reasoning never reaches a reply, nor what stands before it."""
+    if getattr(model, "think_end_token", None) is not None:
+        return True  # lm-eval cuts the reply there
+    tokens = getattr(getattr(model, "tokenizer", None), "added_tokens_decoder", {}).values()
+    end = f"{mark[0]}/{mark[1:]}"
+    return any(token.special and token.content == end for token in tokens)  # not decoded
 
 
 @contextmanager
@@ -143,7 +154,7 @@ def _cached_whole(model: Any) -> Iterator[None]:
     stock = hook.add_partial
 
     def add_whole(method: str, args: Any, reply: str) -> None:
-        stock(method, args, _whole(args[0], reply))
+        stock(method, args, _whole(model, args[0], reply))
 
     hook.add_partial = add_whole
     try:

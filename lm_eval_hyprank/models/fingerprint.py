@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def _in_order(value: object) -> object:
 
 def folder_state(path: str) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each file of weights in a folder; empty for what is none."""
-    if not path or not Path(path).is_dir():
+    if not os.path.isdir(path):  # unlike Path.is_dir, it takes a text of any length
         return []
     weights = [file for file in sorted(Path(path).iterdir()) if file.suffix in _WEIGHTS]
     found = [(file.name, file.stat()) for file in weights if file.is_file()]

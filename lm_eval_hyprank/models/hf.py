@@ -184,8 +184,10 @@ def _items_named(engine: Engine, requests: Sequence[Instance]) -> Iterator[None]
     try:
         yield
     except Exception:
-        items = dict.fromkeys(_item(requests[place]) for place in engine.at_work)
-        logger.error("failed while scoring %s", "; ".join(items))
+        # Of another thread's call, if one has begun meanwhile: then it is only a hint.
+        at_work = [requests[place] for place in engine.at_work if place < len(requests)]
+        if items := dict.fromkeys(_item(request) for request in at_work):
+            logger.error("failed while scoring %s", "; ".join(items))
         raise
 
 

@@ -19,6 +19,9 @@ LIST_JUDGES = ("judge", "judge_psc")
 JUDGES = (*LIST_JUDGES, "pairwise")
 """The kinds whose samples hold a judge's replies."""
 
+EXPERTS = "ranked against experts and not a gold; lm-eval's own table has its metrics"
+"""Why such a run is left out."""
+
 SCORERS = ("candidate_score", "embedding_score")
 """This package's filters that score candidates."""
 
@@ -330,6 +333,8 @@ def _why_left_out(run: Found, tasks: Collection[str]) -> str:
     """Why a run has no place in a report; empty if it has one."""
     if not run.kind:
         return "not a hypothesis-ranking task"
+    if run.config.get("doc_to_target") == "best":  # of templates/experts.yaml
+        return EXPERTS
     if tasks and run.task not in tasks and run.control_of not in tasks:
         return _NOT_ASKED_FOR
     return ""

@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval_hyprank.judge.replies import Reading
 from lm_eval_hyprank.judge.scoring import borda, list_metrics, pairwise_results, with_valid
 from lm_eval_hyprank.metrics import process_results
-from lm_eval_hyprank.report.found import JUDGES, Found, ReportError
+from lm_eval_hyprank.report.found import EXPERTS, JUDGES, Found, ReportError
 
 
 class NoSingleGold(ReportError):
@@ -185,9 +185,7 @@ def _paper(sample: Mapping[str, Any], doc: Mapping[str, Any], where: str) -> Pap
     ids = [str(one) for one in _get(doc, "candidate_ids", list, f"{where}, doc")]
     texts = [str(one) for one in _get(doc, "candidates", list, f"{where}, doc")]
     if "judgements" in doc:
-        raise NoSingleGold(
-            "ranked against experts and not a gold; lm-eval's own table has its metrics"
-        )
+        raise NoSingleGold(EXPERTS)
     if isinstance(doc.get("gold"), list):
         raise NoSingleGold(
             f"{where}: the item has several golds, and a report is of one; lm-eval's own table has "

@@ -608,3 +608,19 @@ def test_graded_relevance_is_one_judgement(load: Load) -> None:
     (judged,) = document["judgements"]
     assert dict(zip(document["candidates"], judged, strict=True)) == {"a": 0, "b": 2, "c": 2}
     assert {document["candidates"][index] for index in document["best"]} == {"b", "c"}
+
+
+@pytest.mark.parametrize("csv", [False, True])
+@pytest.mark.parametrize("gold", ['["x"]', "[]", "['x']", "[1, 2]", "plain"])
+def test_a_gold_that_reads_like_a_list_is_found_among_candidates_that_do(
+    load: Load, gold: str, csv: bool
+) -> None:
+    row = {"q": "Why?", "a": gold, "b": "other", "good": gold}
+    (item,) = load([row], csv=csv, prompt=PROMPT, candidates=["a", "b"], gold="good")
+    assert labelled(item)["gold"] == gold
+
+
+def test_a_grade_without_bounds_is_refused_and_not_missing(load: Load) -> None:
+    row = {"q": "Why?", "all": ["a", "b", "c"], "grade": [math.inf, 1, 0]}
+    with pytest.raises(DatasetError, match=r"grade\[0\]: is inf, no relevance"):
+        load([row], prompt=PROMPT, candidates="all", relevance="grade")

@@ -12,6 +12,7 @@ import tenacity
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from tokenizers import AddedToken
 
 from lm_eval_hyprank import tasks
 from lm_eval_hyprank.judge import asking
@@ -459,9 +460,27 @@ def test_reasoning_that_the_prompt_opens_is_no_answer(opened):
 def test_a_model_in_a_server_of_its_own_is_known_by_its_files(tmp_path):
     """The weights of lm-eval's vllm and sglang are out of reach, and a name may get new ones."""
     served = SimpleNamespace(model_args={"model": str(tmp_path), "tensor_parallel_size": 1})
+    # Arguments may be long texts, and of a model of the hub they are all there is.
+    served.model_args["hf_overrides"] = "x" * 5000
     fingerprints = [asking.judge_fingerprint(served)]
     for content in ("first", "second one"):
         (tmp_path / "model.safetensors").write_text(content, encoding="utf-8")
         fingerprints.append(asking.judge_fingerprint(served))
         assert asking.judge_fingerprint(served) == fingerprints[-1]
     assert len(set(fingerprints)) == 3
+
+
+@pytest.mark.parametrize("hidden", ["by lm-eval", "by decoding", "by nobody"])
+def test_an_answer_whose_reasoning_was_cut_away_stays_one(hidden):
+    """lm-eval's think_end_token cuts, and special tokens are not decoded."""
+    token = AddedToken("</think>", special=hidden == "by decoding")
+    model = SimpleNamespace(
+        tokenizer=SimpleNamespace(added_tokens_decoder={7: token}),
+        think_end_token="</think>" if hidden == "by lm-eval" else None,
+        cache_hook=SimpleNamespace(add_partial=None),
+    )
+    asked = [Instance("generate_until", {}, ("Rank them. <think>\n", {}), 0) for _ in range(2)]
+    answered, empty = asking.ask(model, lambda asked: [GOOD, ""], asked)
+    assert (answered == GOOD) == (hidden != "by nobody")
+    assert empty == ""
+    assert not empty.is_answer
