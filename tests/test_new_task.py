@@ -340,14 +340,18 @@ def test_a_list_of_candidates_does_not_end_the_prompt(tmp_path: Path) -> None:
     assert prompt == "Question: {{ question }}\nAnswer:"
 
 
-def test_the_commands_of_the_documentation_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The text of docs/any_dataset.md, in a working directory that holds its data file."""
     text = (ROOT / "docs" / "any_dataset.md").read_text(encoding="utf-8")
     (data,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
     (tmp_path / "capitals.csv").write_text(data, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^hyprank (new (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return text
+
+
+def test_the_commands_of_the_documentation_work(documentation: str, tmp_path: Path) -> None:
+    commands = re.findall(r"^hyprank (new (?:.*\\\n)*.*)$", documentation, re.MULTILINE)
     assert len(commands) == 2
     for one in commands:
         assert cli.main(shlex.split(one.replace("\\\n", ""))) == 0
@@ -355,14 +359,10 @@ def test_the_commands_of_the_documentation_work(
 
 
 def test_the_tasks_of_the_documentation_have_the_items_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    documentation: str, tmp_path: Path
 ) -> None:
-    text = (ROOT / "docs" / "any_dataset.md").read_text(encoding="utf-8")
-    (data,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "capitals.csv").write_text(data, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     templates = (task_files.folder() / "templates").as_posix()
-    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+    for block in re.findall(r"```yaml\n(.*?)```", documentation, re.DOTALL):
         if (name := yaml.safe_load(block)["task"]).startswith("capitals"):
             task = block.replace("/path/to/templates", templates)
             (tmp_path / f"{name}.yaml").write_text(task, encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lm_eval_hyprank.datasets import demo
+from lm_eval_hyprank.datasets.researchbench import labelled_candidates
 from lm_eval_hyprank.datasets.validation import check_folder
 from lm_eval_hyprank.metrics import rank_metrics
 from lm_eval_hyprank.ranking import chance_rank
@@ -176,7 +177,7 @@ def _holds_others_text(report: Report) -> bool:
     if not report["settings"]["text"]:
         return False
     papers, _ = check_folder(demo.FOLDER)
-    own = {text for paper in papers for text in (paper.gold, *paper.fakes, *paper.models)}
+    own = {text for paper in papers for text in labelled_candidates(paper).values()}
     return any(
         candidate["text"] not in own
         for paper in report["papers"]
