@@ -24,6 +24,10 @@ def test_a_paper_of_a_shape():
     assert {len(row.prefix) for row in paper} == {450}
     assert len({tuple(row.continuation) for row in paper}) == 16
     assert paper == paper_of_shape(450, 16, seed=1) != paper_of_shape(450, 16, seed=2)
+    for count in (2, 4, 16, 64):
+        sizes = [len(row.continuation) for row in paper_of_shape(1, count, seed=count)]
+        assert (min(sizes), max(sizes)) == (40, 236)
+        assert sum(sizes) == 138 * count
 
 
 def test_ratios_are_other_times_over_ours(monkeypatch):
@@ -50,6 +54,26 @@ def test_ratios_are_other_times_over_ours(monkeypatch):
     assert scoring.best_stock_batch_size(None, papers[0], 16) == 4
     times = iter((3.0, 1.0))
     assert scoring.best_stock_batch_size(None, papers[0], 4) == 4
+
+
+def test_a_shape_stands_beside_stock_at_its_best_and_at_its_largest_batch_size(monkeypatch):
+    """One second a token for ours; stock takes twice, one and a half and four times as long."""
+    taken = {1: 2.0, 4: 1.5, 16: 4.0}
+
+    def fastest(lm, times, work, _, paper, size=None):
+        share = {scoring.run_ours: 1.0, scoring.run_floor: 0.5}.get(work) or taken[size]
+        return share * distinct_tokens(paper)
+
+    monkeypatch.setattr(scoring, "fastest", fastest)
+    monkeypatch.setattr(scoring, "largest_stock_batch_size", lambda *_: 16)
+    monkeypatch.setattr(scoring, "attention_share", lambda *_: None)
+    monkeypatch.setattr(scoring, "SHAPES", [(450, 4)])
+    console = scoring.Console(record=True, width=200)
+    scoring.print_shapes(console, None)
+    row = next(line for line in console.export_text().splitlines() if line.startswith("| 450 x 4 "))
+    ratio = token_ratio(paper_of_shape(450, 4, seed=454))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["450 x 4", "4", "1.50", "4.00", f"{ratio:.2f}", "0.50", "1.00", ""]
 
 
 def test_departures_are_counted():
