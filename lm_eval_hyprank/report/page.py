@@ -17,7 +17,7 @@ from lm_eval_hyprank.datasets.validation import check_folder
 from lm_eval_hyprank.metrics import rank_metrics
 from lm_eval_hyprank.ranking import chance_rank
 from lm_eval_hyprank.report.comparisons import ALPHA
-from lm_eval_hyprank.report.tables import definitions
+from lm_eval_hyprank.report.definitions import definitions
 
 Report = Mapping[str, Any]
 

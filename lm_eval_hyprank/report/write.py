@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm_eval_hyprank.report.definitions import definitions_markdown
 from lm_eval_hyprank.report.export import exports
 from lm_eval_hyprank.report.figures import figures, render
 from lm_eval_hyprank.report.found import ReportError
 from lm_eval_hyprank.report.page import write_page
-from lm_eval_hyprank.report.tables import definitions_markdown, latex, markdown, tables, to_csv
+from lm_eval_hyprank.report.tables import latex, markdown, tables, to_csv
 
 FOLDERS = ("tables", "figures", "export")
 """What a report folder has beside its files; made anew each time."""

@@ -4,20 +4,16 @@ import copy
 import csv
 import io
 import re
-from pathlib import Path
 
 import matplotlib
 import pytest
 
-from lm_eval_hyprank.report.build import PAIRWISE_METRICS, build_report
-from lm_eval_hyprank.report.controls import PMI
+from lm_eval_hyprank.report.build import build_report
 from lm_eval_hyprank.report.figures import figures
-from lm_eval_hyprank.report.intervals import METRICS, Settings
+from lm_eval_hyprank.report.intervals import Settings
 from lm_eval_hyprank.report.runs import read_runs
 from lm_eval_hyprank.report.tables import (
     Table,
-    definitions,
-    definitions_markdown,
     latex,
     markdown,
     tables,
@@ -221,39 +217,6 @@ def test_fake_and_model_candidates_are_explained_where_there_are_both(made, repo
     for one in other["systems"]:
         one.get("gold_beats", {}).pop("model", None)
     assert "language models wrote" not in markdown(tables(other))
-
-
-SHIPPED = Path(__file__).parents[2] / "task_configs"
-
-
-def test_every_score_and_metric_of_ours_has_a_meaning():
-    """So that none is added without one."""
-    texts = [path.read_text("utf-8") for path in SHIPPED.rglob("*.yaml")]
-    scorers = {name for text in texts for name in re.findall(r"- name: (\w+)", text)} | {*PMI}
-    assert {"nll", "cosine", "judge", "chance", "free_energy_t2"} < scorers
-    metrics = [*METRICS, "win_rate_terminal", *PAIRWISE_METRICS, "chose_shown_first"]
-    everything = {
-        "paper_set": {"dois": 1},
-        "systems": [{"scorer": name, "metrics": dict.fromkeys(metrics)} for name in scorers],
-    }
-    scores, meanings = definitions(everything)
-    assert scores[2].keys() == scorers
-    assert meanings[2].keys() == {re.sub(r"^hit@\d$", "hit@k", name) for name in metrics}
-    assert all({*scores[2].values(), *meanings[2].values()})
-
-
-def test_names_that_a_report_lacks_are_not_explained(report):
-    scores, metrics = definitions(report)
-    assert list(scores[2]) == [*("nll", "raw", "nll_sum", "judge", "shortest", "pmi", "dc_pmi")]
-    assert {"hit@k", "mrr", "win_rate_terminal", "both_wrong"} < metrics[2].keys()
-    only = {**report, "systems": [one for one in report["systems"] if one["scorer"] == "nll"]}
-    scores, metrics = definitions(only)
-    assert list(scores[2]) == ["nll"]
-    assert list(metrics[2]) == ["hit@k", "mrr", "win_rate"]
-    own = {**only, "systems": [{**only["systems"][0], "scorer": "free_energy_t`2`|"}]}
-    assert "- **free\\_energy\\_t\\`2\\`\\|**: −T" in definitions_markdown(own)
-    own["systems"][0]["scorer"] = "worst"  # a scorer of one's own
-    assert "## Names\n\nMetrics." in definitions_markdown(own)
 
 
 def test_csv_has_all_digits_and_the_limits_in_columns(made):
