@@ -453,7 +453,7 @@ def main() -> None:
         measure_memory(options)
         return
 
-    console = Console(width=140, highlight=False)
+    console = Console(width=180, highlight=False)
     lm = load(options.model, options.device, options.dtype)
     console.print(
         f"{Path(options.model).name}, {options.dtype}, {options.device}, "
